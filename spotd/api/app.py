@@ -43,7 +43,7 @@ from spotd.api.responses import (
 from spotd.api.schemas import answers, bodies
 from spotd.api.schemas import jobs as schemas
 from spotd.api.schemas.costs import CostResponse, HistoryResponse, LedgerResponse, PriceImportAnswer, PricesResponse
-from spotd.core.domain.callers import Right
+from spotd.core.domain.policy import Right
 from spotd.store import StateError
 from spotd_jobs.wire.client.dataset import CHUNK_BYTES, DOCUMENT_TEXT_MAX
 

@@ -33,7 +33,7 @@ from spotd.api.responses import (
 from spotd.api.routes import (
     ApiRoute,
 )
-from spotd.core.domain.callers import OWNER, Caller, Right
+from spotd.core.domain.policy import OWNER, Caller, Right
 
 QUICK_S: Final = 30.0
 """Longest that a query of rows may take; the client waits a little longer."""

@@ -21,7 +21,7 @@ from starlette.requests import Request
 from spotd.api.requests import BudgetChange, FolderContent, JobDraft, read_query, require_known
 from spotd.api.responses import BodyTooLong, Invalid, RefusalCode
 from spotd.api.schemas.bodies import DraftBody, FolderBody
-from spotd.core.domain.callers import Right
+from spotd.core.domain.policy import Right
 from spotd.shell_address import PORT_MAX
 from spotd_jobs.spec.data import DATA_MAX
 from spotd_jobs.spec.fields import shown

@@ -119,9 +119,10 @@ def _note_loss_of_first(builder: PlanBuilder, item: Attempt, known: Members, rep
     """Whether the first one is lost by the words of the others, which wait: it is silent for as long as a host may be.
 
     All others that say nothing by then are lost as well. A first one that speaks is believed: it says who is lost.
+    One of a later round than is known has its place already: the state is a copy from before.
     """
     if known.first in known.lost:
-        return True
+        return report.gang is None or report.gang[0] <= known.round
     rules = builder.policy.providers.get(item.provider)
     if rules is None or not rules.replaces_first:
         return False  # it asked none of them to wait

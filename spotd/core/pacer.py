@@ -9,17 +9,17 @@ Ceilings and budgets hold whatever the deadline needs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from datetime import datetime, timedelta
 from functools import cached_property, partial
 from itertools import chain
 from typing import Final, NamedTuple
 
+from spotd.core.admissible import AdmissibleQuotes
 from spotd.core.author import MachineVerdicts, order_stop
 from spotd.core.budgets import BudgetGuard
 from spotd.core.deadlines import (
     Outlook,
-    Quotes,
     due_at,
     due_words,
     duration_left,
@@ -69,15 +69,13 @@ class Pacer:
         self,
         builder: PlanBuilder,
         world: World,
-        quotes: Quotes,
-        cheapest: Callable[[Job], Quote | None],
+        admissible: AdmissibleQuotes,
         budget_guard: BudgetGuard,
         machine_verdicts: MachineVerdicts,
     ) -> None:
         self._builder = builder
         self._world = world
-        self._quotes = quotes
-        self._cheapest = cheapest
+        self._admissible = admissible
         self._budget_guard = budget_guard
         self._machine_verdicts = machine_verdicts
         self._words: dict[JobId, str] = {}
@@ -106,7 +104,7 @@ class Pacer:
 
     def is_pressed(self, job: Job, until: datetime) -> bool:
         """Whether a job that gets no machine before this instant may be late."""
-        ahead = outlook(job, None, self._world, until, self._quotes)
+        ahead = outlook(job, None, self._world, until, self._admissible.quotes)
         return ahead is not None and not is_safe(ahead.seen, wait(""))
 
     def time_to_wait(self, job: Job) -> timedelta | None:
@@ -116,7 +114,7 @@ class Pacer:
         """
         if job.spec.schedule.deadline is None:
             return None
-        ahead = outlook(job, None, self._world, self._builder.now, self._quotes)
+        ahead = outlook(job, None, self._world, self._builder.now, self._admissible.quotes)
         if ahead is None or not is_safe(ahead.seen, wait("")):
             return timedelta(0)
         return timedelta(seconds=max(0, int(slack_s(ahead.seen) - reserve_s(ahead.seen))))
@@ -242,11 +240,11 @@ class Pacer:
         is_spot_left = job.spec.resources.market is MarketChoice.ON_DEMAND and (
             next(self._quotes_elsewhere(on_market(job, MarketChoice.SPOT)), None) is not None
         )
-        return iter(()) if is_spot_left else self._quotes(job)
+        return iter(()) if is_spot_left else self._admissible.quotes(job)
 
     def _quotes_elsewhere(self, job: Job) -> Iterator[tuple[Quote, MicroUsdPerGpuHour]]:
         """Yield the quotes for which a machine that runs may be left."""
-        return (one for one in self._quotes(job) if not self._machine_verdicts.refuses(one[0].offer))
+        return (one for one in self._admissible.quotes(job) if not self._machine_verdicts.refuses(one[0].offer))
 
     def _quotes_free(self, job: Job) -> Iterator[tuple[Quote, MicroUsdPerGpuHour]]:
         """Yield those of machines that no other job is to get."""
@@ -272,7 +270,7 @@ class Pacer:
                 return ""
             return 'its market is not "auto", so it never pays for on-demand instead of spot'
         if ahead.on_demand is None:
-            cheapest = self._cheapest(on_market(job, MarketChoice.ON_DEMAND))
+            cheapest = self._admissible.free_offers(on_market(job, MarketChoice.ON_DEMAND))[1]
             if cheapest is None:
                 return "no on-demand machine that fits is offered"
             return f"the ceiling holds over the deadline: on-demand is {quote_words(cheapest)}, above it"

@@ -8,19 +8,20 @@ launch leaves here as an attempt and an intent; the call is made after both are 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
-from datetime import datetime, timedelta
+from collections.abc import Callable, Mapping
+from datetime import datetime
 from functools import partial
 from typing import Final
 
+from spotd.core.admissible import AdmissibleQuotes
 from spotd.core.author import MachineVerdicts
-from spotd.core.budgets import BudgetGuard, traffic_of_a_run
+from spotd.core.budgets import BudgetGuard
 from spotd.core.checkpoints import advice_at_launch
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.cooldowns import pause_left
 from spotd.core.domain.copies import replace
 from spotd.core.domain.intents import JobId
-from spotd.core.domain.jobs import Job, disk_gb_for, sized, target_words
+from spotd.core.domain.jobs import Job, sized, target_words
 from spotd.core.domain.market import MarketSnapshot, ProviderOffers, Quote
 from spotd.core.domain.states import EndReason, JobState
 from spotd.core.domain.world import RENTING, TAKING, PassedOver, Verdict, VerdictKind, World, launch_rows
@@ -37,71 +38,16 @@ from spotd.core.ranking.candidates import (
     agree,
     all_blocked,
     all_too_expensive,
-    ceiling_for,
-    ceilings_of_kinds,
-    highest_ceiling,
-    is_admissible,
     nothing_fits,
     too_expensive,
 )
-from spotd.core.ranking.expected_cost import TOO_LITTLE_DISK, RankedOffers, total_at
 from spotd.core.reuse import WaitingMachines
-from spotd.core.schedule import WAITS_FOR_ITS_TURN, Turns, TurnWait
+from spotd.core.schedule import Turns, TurnWait
+from spotd.core.wait_reasons import BEFORE_MARKET, FROM_MARKET, state_of_waiting
 from spotd_providers.contract.values import MicroUsdPerGpuHour, MicroUsdPerHour, ProviderName
 
-ABOVE_CEILING: Final = "above the ceiling"
-NO_CEILING: Final = "no ceiling for this GPU"
-
-_WAITS_FOR_PRICE = frozenset(
-    {
-        VerdictKind.ABOVE_CEILING,
-        VerdictKind.NO_CEILING,
-        VerdictKind.NO_MATCH,
-        VerdictKind.NO_OFFERS,
-        VerdictKind.PACED,
-        VerdictKind.OWN,
-    }
-)
-_SAYS_NOTHING_OF_PRICES = frozenset(
-    {
-        VerdictKind.MACHINES,
-        VerdictKind.LAUNCH_LIMIT,
-        VerdictKind.ARRAY,
-        VerdictKind.COOLING,
-        VerdictKind.BACKING_OFF,
-        VerdictKind.RECONCILING,
-        VerdictKind.PAUSED,
-    }
-)
-"""What comes and goes with machines and launches: a job that waits for a price does so behind it, too."""
-_MARKET: Final = frozenset(
-    {VerdictKind.ABOVE_CEILING, VerdictKind.NO_MATCH, VerdictKind.NO_OFFERS, VerdictKind.COOLING}
-)
-"""What the market keeps from a job, so that its time of waiting for spot counts."""
-_NO_MARKET: Final = frozenset(
-    {
-        VerdictKind.NO_CEILING,
-        VerdictKind.BUDGET_JOB,
-        VerdictKind.BUDGET_DAY,
-        VerdictKind.BUDGET_MONTH,
-        VerdictKind.BALANCE,
-        VerdictKind.MACHINES,
-        VerdictKind.PAUSED,
-        VerdictKind.WINDOW,
-        VerdictKind.AFTER,
-        VerdictKind.ARRAY,
-    }
-)
-"""What keeps a job from any machine, whatever the market: its time does not count. What launches leave behind does."""
 _LIMITS_OF_LAUNCHES: Final = frozenset({VerdictKind.MACHINES, VerdictKind.LAUNCH_LIMIT})
 """What keeps a job from another machine, but not from one that waits for it."""
-PRICE_DWELL: Final = timedelta(minutes=30)
-"""A job that waits for a price does so at least so long, unless its window or its turn is the reason to wait."""
-RECOVERY_MAX: Final = timedelta(hours=1)
-"""A job that lost its host is RECOVERING for so long; after that its state is that of any job which waits so.
-
-A lack of offers, of a ceiling or of money may last until its owner does something about it.
-"""
 
 
 class JobPlacement:
@@ -120,23 +66,25 @@ class JobPlacement:
         self.world = world
         self.now = builder.now
         self.policy = world.policy
-        self.market = market
-        self.catalogue = CandidateCatalogue(world, market, self.now)
         self.budget_guard = budget_guard
         self.prepaid_guard = PrepaidGuard(world, market, builder.now)
-        self.turns = Turns(builder, world)
-        self.preemption = Preemption(builder, world, budget_guard, machine_verdicts)
-        self.pacer = Pacer(
-            builder, world, self.quotes, lambda job: self._free_offers(job)[1], budget_guard, machine_verdicts
-        )
-        self.own_first = OwnFirst(builder, world, market, self.pacer.time_to_wait)
-        self.verdicts: dict[JobId, Verdict] = {}
         self.attempts_by_job: defaultdict[JobId, list[Attempt]] = defaultdict(list)
         for attempt in world.attempts.values():
             self.attempts_by_job[attempt.id.job].append(attempt)
+        self.admissible = AdmissibleQuotes(world, market, self.now, self.prepaid_guard, self.attempts_by_job)
+        self.turns = Turns(builder, world)
+        self.preemption = Preemption(builder, world, budget_guard, machine_verdicts)
+        self.pacer = Pacer(builder, world, self.admissible, budget_guard, machine_verdicts)
+        self.own_first = OwnFirst(builder, world, market, self.pacer.time_to_wait)
+        self.verdicts: dict[JobId, Verdict] = {}
         self.machines = machine_verdicts.machines_in_use
         self.launches = 0
-        self.waiting = WaitingMachines(builder, world, market, budget_guard, self.prepaid_guard, self._rank_of_best)
+        self.waiting = WaitingMachines(builder, world, market, budget_guard, self.prepaid_guard, self.admissible)
+
+    @property
+    def catalogue(self) -> CandidateCatalogue:
+        """The offers of the market that are read now."""
+        return self.admissible.catalogue
 
     def end(self) -> None:
         """Let go of everything: parts of this refer back to it, and only a search for garbage frees such a circle.
@@ -154,14 +102,13 @@ class JobPlacement:
     def _leave_out_offers_that_raise_for(self, job: Job) -> None:
         if self._survey_error(job, {}) is not None:
             return
-        by_provider = dict(self.market.by_provider)
+        by_provider = dict(self.admissible.market.by_provider)
         for name in sorted(by_provider):
             error = self._survey_error(job, {name: by_provider[name]})
             if error is not None:
                 self.builder.note_contained(f"the offers of {name}", in_words(error))
                 del by_provider[name]
-        self.market = replace(self.market, by_provider=by_provider)
-        self.catalogue = CandidateCatalogue(self.world, self.market, self.now)
+        self.admissible.read(replace(self.admissible.market, by_provider=by_provider))
 
     def _survey_error(self, job: Job, by_provider: Mapping[ProviderName, ProviderOffers]) -> Exception | None:
         """Return what reading these offers for the job raises, if anything."""
@@ -170,7 +117,7 @@ class JobPlacement:
             catalogue = CandidateCatalogue(self.world, MarketSnapshot(by_provider=by_provider), self.now)
             offers = catalogue.list_for(catalogue.key_of(job))
             for candidate in catalogue.ranked(offers):
-                ceiling = self._ceiling(job, candidate) or MicroUsdPerGpuHour(0)
+                ceiling = self.admissible.ceiling(job, candidate) or MicroUsdPerGpuHour(0)
                 agree(job, candidate, ceiling, candidate.price.total, self.policy)
 
         return self.builder.attempted(survey)
@@ -246,9 +193,9 @@ class JobPlacement:
         """Whether the deadline cannot be met without a host that was lost a while ago."""
         if job.spec.schedule.deadline is None or not self.catalogue.has_lost_hosts:
             return False
-        if next(self.quotes(job), None) is not None:
+        if next(self.admissible.quotes(job), None) is not None:
             return False
-        free_at = self.catalogue.free_at(self._free_offers(job)[0])
+        free_at = self.catalogue.free_at(self.admissible.free_offers(job)[0])
         with self.catalogue.pressed():
             return free_at is not None and self.pacer.is_pressed(job, free_at)
 
@@ -261,7 +208,7 @@ class JobPlacement:
             self._wait(job, *found)
             return
         job = found or job
-        offers, best = self._free_offers(job)
+        offers, best = self.admissible.free_offers(job)
         if not offers.entries:
             self._wait(
                 job, *nothing_fits(self.catalogue, job, offers), passed_over=most_frequent_first(offers.mismatches)
@@ -273,7 +220,9 @@ class JobPlacement:
             self._wait(job, VerdictKind.COOLING, all_blocked(self.catalogue, offers), until, passed_over=passed_over)
             return
         compared: defaultdict[str, int] = defaultdict(int)
-        chosen, ceiling = next(self._carried_quotes(job, offers, compared), (None, self._ceiling(job, best)))
+        chosen, ceiling = next(
+            self.admissible.quotes_of(job, offers, compared), (None, self.admissible.ceiling(job, best))
+        )
         if chosen is None or ceiling is None:
             passed_over = all_too_expensive(self.catalogue, offers, compared)
             short = self.prepaid_guard.short
@@ -281,12 +230,12 @@ class JobPlacement:
             why = why or too_expensive(job, offers, best, ceiling)
             self._wait(job, *why, best=best, ceiling=ceiling, passed_over=passed_over)
             return
-        agreed, price_max = agree(job, chosen, ceiling, self._runner_up(job, offers, chosen), self.policy)
+        agreed, price_max = agree(job, chosen, ceiling, self.admissible.runner_up(job, offers, chosen), self.policy)
         refusal = self.budget_guard.refusal(job, agreed)
         if refusal is None:
             self._launch(job, agreed, ceiling, price_max)
             return
-        for other, accepted in self._needing_less(job, offers, chosen):
+        for other, accepted in self.admissible.needing_less(job, offers, chosen):
             agreed, price_max = agree(job, other, accepted, None, self.policy)
             if self.budget_guard.refusal(job, agreed) is None:
                 self._launch(job, agreed, accepted, price_max)
@@ -302,10 +251,10 @@ class JobPlacement:
         own = self.own_first.wait(job, self.catalogue, begins=False)
         if (paced := self.pacer.paced(job) if own is None else own.job) is None:
             return None
-        offers = self._free_offers(paced)[0]
-        carried = self._carried_quotes(paced, offers, defaultdict(int))
+        offers = self.admissible.free_offers(paced)[0]
+        carried = self.admissible.quotes_of(paced, offers, defaultdict(int))
         chosen = next((one for one in carried if not unclaimed or not self._is_claimed(one[0], job)), None)
-        others = () if chosen is None else (chosen, *self._needing_less(paced, offers, chosen[0]))
+        others = () if chosen is None else (chosen, *self.admissible.needing_less(paced, offers, chosen[0]))
         agreed = (agree(paced, one, ceiling, None, self.policy)[0] for one, ceiling in others)
         free = (one for one in agreed if not unclaimed or not self._is_claimed(one, job))
         return next((one for one in free if self.budget_guard.refusal(paced, one) is None), None)
@@ -319,114 +268,11 @@ class JobPlacement:
         error = self.builder.attempted(lambda: found.append(self._could_start(job)))
         return error is None and found[0] is not None
 
-    def _rank_of_best(self, job: Job) -> tuple[int, ProviderName] | None:
-        """Return how the best offer that the job may have now ranks, and who sells it."""
-        offers = self._free_offers(job)[0]
-        best = next(self._carried_quotes(job, offers, defaultdict(int)), None)
-        return None if best is None else (self.catalogue.ranked_total(offers, best[0].offer), best[0].offer.provider)
-
-    def _ceiling(self, job: Job, candidate: Quote) -> MicroUsdPerGpuHour | None:
-        return ceiling_for(candidate.offer.gpu, candidate.offer.gpu_count, job.spec.price, self.policy)
-
-    def _needing_less(
-        self, job: Job, offers: RankedOffers, chosen: Quote
-    ) -> Iterator[tuple[Quote, MicroUsdPerGpuHour]]:
-        """Other offers under their ceiling that need less of a budget than the best one.
-
-        The best by expected cost may be a fast machine, of which a budget carries no useful run although it carries one
-        of a slow machine. Then what is cheapest by the hour comes first, as if nothing else were known.
-        """
-        if not offers.is_by_price:
-            offers = self.catalogue.by_price(offers)
-            cheapest = next(self._carried_quotes(job, offers, defaultdict(int)), None)
-            if cheapest is not None:
-                yield cheapest
-                chosen = cheapest[0]
-        yield from self._with_less_traffic(job, offers, chosen)
-
-    def _with_less_traffic(
-        self, job: Job, offers: RankedOffers, chosen: Quote
-    ) -> Iterator[tuple[Quote, MicroUsdPerGpuHour]]:
-        """Other offers under their ceiling, best first, each of which moves its bytes for less than the one before.
-
-        The best offer by the hour may take more for one checkpoint than a budget has left.
-        """
-        least = traffic_of_a_run(job, chosen)
-        for candidate, ceiling in self._carried_quotes(job, offers, defaultdict(int)):
-            if not least:
-                return
-            traffic = traffic_of_a_run(job, candidate)
-            if traffic < least:
-                least = traffic
-                yield candidate, ceiling
-
-    def _free_offers(self, job: Job) -> tuple[RankedOffers, Quote | None]:
-        """Return what fits the job, and the best of it that is free.
-
-        Where no disk can hold the newest checkpoint, one is enough that holds an older one: the runner takes that.
-        """
-        key = self.catalogue.key_of(job)
-        offers = self.catalogue.list_for(key)
-        best = self.catalogue.first_free(offers)
-        if offers.entries or not offers.mismatches[TOO_LITTLE_DISK] or not job.checkpoints:
-            return offers, best
-        smallest = disk_gb_for(job, min(saved.bytes for saved in job.checkpoints))
-        if smallest >= key.needs.disk_gb:
-            return offers, best
-        fallback = self.catalogue.list_for(replace(key, needs=replace(key.needs, disk_gb=smallest)))
-        best = self.catalogue.first_free(fallback)
-        return (fallback, best) if fallback.entries else (offers, None)
-
     def _gate(self, job: Job) -> TurnWait | None:
         """Return what keeps any machine from being used for this job, whatever it costs, and until when."""
         for gate in GATES:
             if (wait := gate(self, job)) is not None:
                 return wait
-        return None
-
-    def quotes(self, job: Job) -> Iterator[tuple[Quote, MicroUsdPerGpuHour]]:
-        """Each of the quotes that would be admitted for this job now, but for its budgets, best first.
-
-        While it runs, of as many machines as it has.
-        """
-        has = (item.quote.offer.nodes for item in self.attempts_by_job.get(job.id, ()) if item.state.counts)
-        job = sized(job, next(has, job.spec.resources.nodes))
-        return self._carried_quotes(job, self._free_offers(job)[0], defaultdict(int))
-
-    def _carried_quotes(
-        self, job: Job, offers: RankedOffers, passed_over: defaultdict[str, int]
-    ) -> Iterator[tuple[Quote, MicroUsdPerGpuHour]]:
-        """Each of the admissible quotes that the balance at its provider carries, where that is known."""
-        admissible = partial(self._admissible_quotes, job, passed_over=passed_over)
-        return self.prepaid_guard.carried(job, offers, admissible, self.catalogue, passed_over)
-
-    def _admissible_quotes(
-        self, job: Job, offers: RankedOffers, passed_over: defaultdict[str, int]
-    ) -> Iterator[tuple[Quote, MicroUsdPerGpuHour]]:
-        """Each free quote at or under its ceiling, best first."""
-        limit = offers.highest_rank(highest_ceiling(job, self.policy), ceilings_of_kinds(job, offers, self.policy))
-        for candidate in self.catalogue.ranked(offers, passed_over, job.id):
-            ceiling = self._ceiling(job, candidate)
-            if ceiling is not None and is_admissible(candidate, ceiling, job.spec.price):
-                yield candidate, ceiling
-                continue
-            passed_over[NO_CEILING if ceiling is None else ABOVE_CEILING] += 1
-            if offers.least_rank(candidate) > limit:
-                return  # no later one is admissible either, however much it ranks behind its price
-
-    def _runner_up(self, job: Job, offers: RankedOffers, chosen: Quote) -> int | None:
-        """Return up to which price it ranks before the next best machine, where we pay what we bid."""
-        if not chosen.offer.pays_bid:
-            return None
-        walk = iter(self.catalogue.ranked(offers))
-        for candidate in walk:
-            if candidate.offer is chosen.offer:
-                break
-        for candidate in walk:
-            if is_admissible(candidate, self._ceiling(job, candidate), job.spec.price):
-                return total_at(self.catalogue.ranked_total(offers, candidate.offer), offers.expect(chosen.offer))
-            if offers.least_rank(candidate) > offers.highest_rank(chosen.price.total):
-                return None  # none that follows could limit the bid
         return None
 
     def _launch(self, job: Job, agreed: Quote, ceiling: MicroUsdPerGpuHour, price_max: MicroUsdPerHour) -> None:
@@ -504,10 +350,10 @@ class JobPlacement:
         )
         if is_over:
             return
-        if kind in _MARKET or kind in _NO_MARKET:
-            self.pacer.note_spot_wait(job, is_market=kind in _MARKET)
+        if kind in FROM_MARKET or kind in BEFORE_MARKET:
+            self.pacer.note_spot_wait(job, is_market=kind in FROM_MARKET)
         self.turns.note_wait(job, sentence)
-        state = _state_of_waiting(job, kind, self.now)
+        state = state_of_waiting(job, kind, self.now)
         if state is not job.state:
             self.builder.move_job(job.id, state, sentence)
 
@@ -614,7 +460,7 @@ def own_machines_first(placement: JobPlacement, job: Job) -> Job | TurnWait | No
     if own is None:
         return None
     placement.pacer.watch(job)
-    if next(placement.quotes(own.job), None) is None:
+    if next(placement.admissible.quotes(own.job), None) is None:
         return VerdictKind.OWN, own.sentence, own.until
     return own.job
 
@@ -626,19 +472,3 @@ def market_in_time(placement: JobPlacement, job: Job) -> Job | TurnWait | None:
 
 MARKET_PARTS: Final = (own_machines_first, market_in_time)
 """The first that says something decides: the job as it asks for that part alone, or why it waits."""
-
-
-def _state_of_waiting(job: Job, kind: VerdictKind, now: datetime) -> JobState:
-    """Return the state of a job that waits for this; what comes and goes with machines changes none."""
-    waited = now - job.state_since
-    is_over = kind not in _SAYS_NOTHING_OF_PRICES and not timedelta(0) <= waited < RECOVERY_MAX
-    is_recovering = job.state is JobState.RECOVERING and not is_over
-    if kind in _WAITS_FOR_PRICE and not (is_recovering and kind not in {VerdictKind.ABOVE_CEILING, VerdictKind.PACED}):
-        return JobState.WAITING_PRICE
-    if is_recovering and kind not in WAITS_FOR_ITS_TURN:
-        return job.state
-    if job.state is JobState.WAITING_PRICE and kind not in {VerdictKind.WINDOW, VerdictKind.AFTER}:
-        is_new = timedelta(0) <= waited < PRICE_DWELL
-        if is_new or kind in _SAYS_NOTHING_OF_PRICES:
-            return job.state
-    return JobState.QUEUED

@@ -379,6 +379,7 @@ class PlanBuilder(WorkingCopy):
             way_out = self.policy.words_of_login(self.job(attempt.job).spec.image, detail)
             detail = f"{detail}; {way_out}" if way_out else detail
         sentence = reason.sentence(detail)
+        repeated = repeated_time(self.job(attempt.job), item, self.now, self.policy.silence_max)
         members = (
             None if item.members is None else item.members.going_on(spent(item, self.now), self.now, item.intended_at)
         )
@@ -396,7 +397,7 @@ class PlanBuilder(WorkingCopy):
         learn_from_end(self, item, reason, suspects_job=self._suspects_job(item))
         self._blame(item, traits.blame, sentence)
         source = lineage.source_of(self.job(attempt.job), item)
-        self._move_job_on(item, reason, sentence)
+        self._move_job_on(item, reason, sentence, repeated)
         self._doubt(source, item, reason)
         if item.machine is MachineState.GONE:
             self._close(item)
@@ -440,7 +441,7 @@ class PlanBuilder(WorkingCopy):
         job = self.job(item.id.job)
         return job.failed_starts > 0 and not did_start(item, job, self.now)
 
-    def _move_job_on(self, item: Attempt, reason: EndReason, sentence: str) -> None:
+    def _move_job_on(self, item: Attempt, reason: EndReason, sentence: str, repeated: timedelta) -> None:
         job = self.job(item.id.job)
         traits = reason.traits
         errors = job.errors + (1 if traits.counted is Counted.ERROR else 0)
@@ -485,13 +486,10 @@ class PlanBuilder(WorkingCopy):
             pacing=pacing_after(job, item, self.now),
             disk_gb_seen=disk_gb_after(job, reason),
             recoveries=job.recoveries + (1 if traits.is_recovery and item.launched_at is not None else 0),
-            lost=job.lost + (self._time_to_repeat(job, item) if traits.is_recovery else timedelta(0)),
+            lost=job.lost + (repeated if traits.is_recovery else timedelta(0)),
             exit_code=item.exit_code if traits.kind is EndKind.COMMAND else job.exit_code,
             totals=with_run(job.totals, item, reason, self.now),
         )
-
-    def _time_to_repeat(self, job: Job, item: Attempt) -> timedelta:
-        return repeated_time(job, item, self.now, self.policy.silence_max)
 
     def _doubt(self, source: Checkpoint | None, item: Attempt, reason: EndReason) -> None:
         """Doubt what the attempt resumed from, which may be why it failed: the next one begins with what is older."""

@@ -108,7 +108,7 @@ class Relocation:
         Those of the same kind above `worth_max` are left out, without an end to the others.
         """
         here, stays_own = item.quote.offer, keeps_own(job, item, self._policy)
-        for count, (candidate, ceiling) in enumerate(self._placement.quotes(job)):
+        for count, (candidate, ceiling) in enumerate(self._placement.admissible.quotes(job)):
             if count >= COMPARED_MAX:
                 return
             offer = candidate.offer
@@ -160,7 +160,7 @@ class Relocation:
         job = self._builder.job(item.id.job)
         may_follow = self._policy.raise_bids and not self._policy.launches_paused
         if may_follow and not hold_is_over(item, self._policy, self._now) and may_change(item, self._builder):
-            sold = self._placement.market.by_provider.get(item.provider)
+            sold = self._placement.admissible.market.by_provider.get(item.provider)
             if sold is not None and sold.changes_bids:
                 self._follow_floor(job, item)
         item = self._builder.attempt(item.id)
@@ -186,7 +186,7 @@ class Relocation:
 
     def _raise(self, job: Job, item: Attempt, bid: MicroUsdPerHour) -> None:
         higher = repriced(item.quote, bid)
-        if words_against_bid(self._placement.market, higher):
+        if words_against_bid(self._placement.admissible.market, higher):
             return
         if item.bidding.held_since is not None and self._why_left(job, replace(item, quote=higher))[0]:
             self._higher[item.id] = higher

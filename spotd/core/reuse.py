@@ -8,12 +8,13 @@ start: an offer is first paid for the time of a start without work, which is kno
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import Final
 
+from spotd.core.admissible import AdmissibleQuotes
 from spotd.core.budgets import BudgetGuard
 from spotd.core.checkpoints import advice_at_launch
 from spotd.core.domain.attempts import Attempt
@@ -35,7 +36,7 @@ from spotd.core.prepaid import PrepaidGuard
 from spotd.core.pricing import gpu_price_limit, per_gpu_words, quote_words, span_words
 from spotd.core.ranking.candidates import CandidateCatalogue, ceiling_for, is_admissible
 from spotd.core.starts import usual_start
-from spotd_providers.contract.values import MicroUsdPerGpuHour, MicroUsdPerHour, ProviderName
+from spotd_providers.contract.values import MicroUsdPerGpuHour, MicroUsdPerHour
 
 _LACKS_ROOM: Final = frozenset(
     {VerdictKind.MACHINES, VerdictKind.BUDGET_DAY, VerdictKind.BUDGET_MONTH, VerdictKind.BALANCE}
@@ -66,7 +67,7 @@ class WaitingMachines:
         market: MarketSnapshot,
         budget_guard: BudgetGuard,
         prepaid_guard: PrepaidGuard,
-        rank_of_best: Callable[[Job], tuple[int, ProviderName] | None],
+        admissible: AdmissibleQuotes,
     ) -> None:
         self._builder = builder
         self._world = world
@@ -74,7 +75,7 @@ class WaitingMachines:
         self._market = market
         self._budget_guard = budget_guard
         self._prepaid_guard = prepaid_guard
-        self._rank_of_best = rank_of_best
+        self._admissible = admissible
         self.machines = waiting_machines(builder)
 
     def best_for(self, job: Job, *, compares: bool) -> Handover | None:
@@ -87,7 +88,7 @@ class WaitingMachines:
         if not found:
             return None
         best = min(found, key=lambda one: (one.rank, one.former.id.job, one.former.id.number))
-        if compares and (other := self._rank_of_best(job)) is not None:
+        if compares and (other := self._admissible.rank_of_best(job)) is not None:
             start = usual_start(self._world.experience, other[1], job.spec.image)
             wasted = start / max(self._policy.expected_stay, start, _MINUTE)
             if best.rank > other[0] + int(other[0] * wasted):

@@ -150,6 +150,8 @@ class BidChanges:
 
 
 REPLACE_DEADLINE_S: Final = 90.0
+_SENT: Final = (CrashPoint.BEFORE_COMMIT_REPLACE_SENT, CrashPoint.AFTER_COMMIT_REPLACE_SENT)
+_REPLACED: Final = (CrashPoint.BEFORE_COMMIT_REPLACED, CrashPoint.AFTER_COMMIT_REPLACED)
 _FINAL: Final = (errors.NotSupported, errors.ContractViolation)
 """Not that it does not run: its lists say why, and until then it is asked again."""
 
@@ -171,7 +173,7 @@ class Replacements:
 
     async def mend(self, attempt: Attempt) -> None:
         """Replace what this attempt lost, or leave it out, once."""
-        committed = await self._commit(lambda world, now: gangs.begin_mending(world, attempt.id, now), _POINTS)
+        committed = await self._commit(lambda world, now: gangs.begin_mending(world, attempt.id, now), _SENT)
         world = committed.world
         found, job = gangs.mending_of(world, attempt.id, committed.at), world.jobs.get(attempt.id.job)
         if found is None or job is None:
@@ -179,12 +181,12 @@ class Replacements:
         refused, wait = await self._call(found, job)
         fields = {"key": attempt.key, "provider": attempt.provider, "ranks": found.ranks, "shrinks": found.shrinks}
         if not refused:
-            await self._commit(lambda world, now: gangs.record_mending(world, found, now), _POINTS)
+            await self._commit(lambda world, now: gangs.record_mending(world, found, now), _REPLACED)
             self._log.info("members.replaced", **fields)
             return
         detail, is_final = refused
         await self._commit(
-            lambda world, now: gangs.fail_mending(world, found, detail, now, is_final=is_final, wait=wait), _POINTS
+            lambda world, now: gangs.fail_mending(world, found, detail, now, is_final=is_final, wait=wait), _REPLACED
         )
         self._log.warning("members.not_replaced", detail=detail, **fields)
 

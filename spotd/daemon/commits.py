@@ -16,7 +16,7 @@ import anyio.to_thread
 from spotd.core.domain.intents import IntentKind, IntentState, JobId
 from spotd.core.domain.plan import Plan, applied, broken_rules, combine
 from spotd.core.domain.policy import Policy
-from spotd.core.domain.states import InvariantBroken
+from spotd.core.domain.states import AttemptState, InvariantBroken
 from spotd.core.domain.world import World
 from spotd.core.kernel.quarantine import parts, sealing, set_aside, sound
 from spotd.store import Reads, Store, Tx
@@ -44,6 +44,8 @@ class CrashPoint(StrEnum):
     AFTER_COMMIT_ADOPT = "after_commit_adopt"
     BEFORE_COMMIT_CYCLE_LAUNCH = "before_commit_cycle_launch"
     AFTER_COMMIT_CYCLE_LAUNCH = "after_commit_cycle_launch"
+    BEFORE_COMMIT_CYCLE_HANDOVER = "before_commit_cycle_handover"
+    AFTER_COMMIT_CYCLE_HANDOVER = "after_commit_cycle_handover"
     BEFORE_COMMIT_CYCLE_TERMINATE = "before_commit_cycle_terminate"
     AFTER_COMMIT_CYCLE_TERMINATE = "after_commit_cycle_terminate"
     BEFORE_COMMIT_CYCLE_ORDER = "before_commit_cycle_order"
@@ -62,6 +64,10 @@ class CrashPoint(StrEnum):
     AFTER_COMMIT_TERMINATE_ACCEPTED = "after_commit_terminate_accepted"
     BEFORE_COMMIT_TERMINATE_FAILED = "before_commit_terminate_failed"
     AFTER_COMMIT_TERMINATE_FAILED = "after_commit_terminate_failed"
+    BEFORE_COMMIT_REPLACE_SENT = "before_commit_replace_sent"
+    AFTER_COMMIT_REPLACE_SENT = "after_commit_replace_sent"
+    BEFORE_COMMIT_REPLACED = "before_commit_replaced"
+    AFTER_COMMIT_REPLACED = "after_commit_replaced"
     BEFORE_OFFERS = "before_offers"
     AFTER_OFFERS = "after_offers"
     BEFORE_INSTANCES = "before_instances"
@@ -324,6 +330,9 @@ def cycle_points(plan: Plan) -> Points:
     fresh = {intent.kind for intent in plan.intents.values() if intent.state is IntentState.OPEN}
     if IntentKind.LAUNCH in fresh:
         return CrashPoint.BEFORE_COMMIT_CYCLE_LAUNCH, CrashPoint.AFTER_COMMIT_CYCLE_LAUNCH
+    former = {attempt.key for attempt in plan.attempts.values() if attempt.state is AttemptState.ENDED}
+    if any(attempt.former_key in former and attempt.state.counts for attempt in plan.attempts.values()):
+        return CrashPoint.BEFORE_COMMIT_CYCLE_HANDOVER, CrashPoint.AFTER_COMMIT_CYCLE_HANDOVER
     if IntentKind.TERMINATE in fresh:
         return CrashPoint.BEFORE_COMMIT_CYCLE_TERMINATE, CrashPoint.AFTER_COMMIT_CYCLE_TERMINATE
     if any(attempt.stop is not None for attempt in plan.attempts.values()):

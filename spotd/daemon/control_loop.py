@@ -25,15 +25,14 @@ import anyio
 
 from spotd.core.deadlines import without_unwatched_waits
 from spotd.core.decide import decide
-from spotd.core.domain.attempts import HostStatus
+from spotd.core.domain.attempts import Attempt, HostStatus, MachineState
 from spotd.core.domain.intents import AttemptId, IntentKind, IntentState, JobId
 from spotd.core.domain.market import MarketSnapshot
 from spotd.core.domain.plan import Contained, Plan, applied, combine
-from spotd.core.domain.states import InvariantBroken, JobState
+from spotd.core.domain.states import AttemptState, InvariantBroken, JobState
 from spotd.core.domain.world import Verdict, World
 from spotd.core.kernel.outcomes import after_restart, record_unsaved_ends
 from spotd.core.kernel.reconcile import reconcile
-from spotd.core.like_lists import awaits_list
 from spotd.daemon.commits import Commits, Committed, CrashPoint, Database, Decide, cycle_points
 from spotd.daemon.controllers import INTERVAL_MIN_S, Controller, Outage, Pause, WakeEvent
 from spotd.daemon.executor import Executor
@@ -42,7 +41,7 @@ from spotd.daemon.hosts.monitor import HostMonitor
 from spotd.daemon.market.offer_cache import OfferCache, WatchedProviders
 from spotd.store import Folding, StateError
 from spotd_providers.contract.provider import Clock, Logger
-from spotd_providers.contract.values import AttemptKey, Listing, ProviderName
+from spotd_providers.contract.values import AttemptKey, InstanceState, Listing, ProviderName
 
 CYCLE_GAP_S: Final = 0.05
 """However often it is woken, the loop leaves the computer to others in between."""
@@ -404,3 +403,28 @@ class Housekeeping:
         if gone:
             self._log.info("housekeeping.folded", rows=gone)
         return gone
+
+
+def awaits_list(world: World, provider: ProviderName, newest: Listing) -> bool:
+    """Whether a list that is like this newest one, but for its instant, may change what is decided.
+
+    It does not where no row of the state concerns the provider: it repeats what is not ours. Nor for a machine that
+    runs, of which it repeats that it runs as agreed: the next decision, which its host is read for, comes soon enough.
+    """
+    if any(intent.provider == provider for intent in world.intents.values()):
+        return True
+    if any(job.moves.proposed is not None for job in world.jobs.values()):
+        return True  # it waits for a second list of a machine, which may be another job's
+    rows = newest.instances if newest.complete else ()
+    runs = {(row.ref, row.key) for row in rows if row.state is InstanceState.RUNNING}
+    items = (item for item in world.attempts.values() if item.provider == provider)
+    return any((item.ref, item.carried_key) not in runs or not _only_runs(item) for item in items)
+
+
+def _only_runs(item: Attempt) -> bool:
+    """Whether its machine runs, and nothing about it waits for a second list."""
+    if item.state is not AttemptState.RUNNING or item.machine is not MachineState.LIVE or not item.ever_listed:
+        return False
+    first_lists = (item.missing_since, item.over_since, item.over_ceiling_at, item.bidding.seen, item.bidding.leapt_at)
+    under_way = (item.stop, item.notice_at, item.bidding.held_since)
+    return not item.awaits_handover and all(one is None for one in (*first_lists, *under_way))

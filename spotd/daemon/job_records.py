@@ -1,7 +1,7 @@
 """Keeps a record of every job in the checkpoint store, and reads those whose jobs the state does not know.
 
 Theory. The state is the one place that decides; the records only follow it, so that a lost state can be rebuilt
-(`spotd.core.adoption`). They lie in a folder of their own, below which no grant permits anything, and hold no secret:
+(`spotd.core.recovery`). They lie in a folder of their own, below which no grant permits anything, and hold no secret:
 of secrets a job has names only. A record is there before the first machine of its job is bought; what forbids something
 (a cancellation, an end, another spec) is written within seconds, the rest at most once a minute for each job. A job
 that has ended has its record under another name, which outweighs the first: a crash between the two never revives it.
@@ -17,12 +17,11 @@ from datetime import datetime, timedelta
 from itertools import islice
 from typing import Final
 
-from spotd.core.adoption import JobRecord, LostJob, content_of, is_ours, must_be_stored_at_once
 from spotd.core.domain.intents import NOTHING, JobId
 from spotd.core.domain.jobs import Checkpoint, Job
 from spotd.core.domain.policy import Policy
 from spotd.core.domain.world import World
-from spotd.core.recovery import Unknown
+from spotd.core.recovery import JobRecord, LostJob, Unknown, content_of, is_ours, must_be_stored_at_once
 from spotd.daemon import object_keys
 from spotd.daemon.commits import Database, PolicyHolder, StoreThreads
 from spotd.daemon.controllers import Controller, Outage, Pause

@@ -8,8 +8,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
-from spotd.core.domain.callers import Caller
-from spotd.core.domain.policy import Policy, ProviderPolicy, UserLimits, names_in_config
+from spotd.core.domain.policy import Caller, Policy, ProviderPolicy, UserLimits, names_in_config
 from spotd.core.notifications import ChannelRules
 from spotd.daemon.hosts.limits import FloodLimits
 from spotd.daemon.remote_data import RemotePlaces

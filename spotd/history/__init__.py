@@ -34,7 +34,7 @@ from spotd.history.file import (
     pages_used,
     set_aside,
 )
-from spotd.history.importing import IMPORTED, forget_before, write_page
+from spotd.history.importing import IMPORTED, forget_before, pages_of, write_page
 from spotd.history.reading import (
     Gathered,
     Sold,
@@ -47,7 +47,6 @@ from spotd.history.reading import (
     last_offers,
 )
 from spotd.history.recording import Recorder, Roller
-from spotd.history.sharing import pages_of
 from spotd_providers.contract.provider import PriceHistoryPage
 from spotd_providers.contract.values import Offer, ProviderName
 

@@ -179,8 +179,7 @@ class App(ProcessParts):
     ) -> Store | None:
         """Return the state once this process leads it, `None` where a signal came before; answer requests till then."""
         from spotd.service.http_server import wait_to_lead
-        from spotd.service.reads import DatabaseReads
-        from spotd.service.waiting import WaitingApp
+        from spotd.service.waiting import DatabaseReads, WaitingApp
 
         reads = DatabaseReads(url, self._only_reading, why=lambda: app.reason.message, on_failure=self._api_failed)
         app = WaitingApp(error, keys=lambda: self.settings.secrets_keys, reads=reads, log=self.log)

@@ -28,9 +28,8 @@ from spotd.config.model import STORE_DEFAULT, BucketSection, Config, ProviderCon
 from spotd.config.notify import NotifySection, parse_address
 from spotd.config.team import token_digest
 from spotd.config.values import FEE_LEAST, FEE_MOST, ConfigError
-from spotd.core.domain.callers import Caller, Right
 from spotd.core.domain.market import FREE_EGRESS, UNKNOWN_REGION, StoreEgress, bucket_egress
-from spotd.core.domain.policy import RegistryRules, names_in_config
+from spotd.core.domain.policy import Caller, RegistryRules, Right, names_in_config
 from spotd.core.domain.states import InvariantBroken
 from spotd.core.notifications import ChannelRules
 from spotd.daemon import log as logs

@@ -43,8 +43,7 @@ from spotd.daemon.lease_controller import LeaseController
 from spotd.daemon.log import Redactor
 from spotd.daemon.market.late_causes import CauseCheck
 from spotd.daemon.market.offer_cache import OfferCache
-from spotd.daemon.market.price_recorder import BillCheck, PriceRecorder
-from spotd.daemon.market.shared_prices import SharedPrices
+from spotd.daemon.market.price_recorder import BillCheck, PriceRecorder, SharedPrices
 from spotd.daemon.market.supervisor import ProviderSupervisor
 from spotd.daemon.policy import ChannelSettings, Settings, build_policy
 from spotd.daemon.recovery_survey import RecoverySurvey

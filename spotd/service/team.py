@@ -34,7 +34,7 @@ from spotd.api.responses import ApiUnavailable, Unauthorized, json_response, ref
 from spotd.api.schemas.answers import CheckResponse
 from spotd.certificates import certificate_hash, expiry_words
 from spotd.config.team import RENEW_HINT, key_problem
-from spotd.core.domain.callers import Caller, Right
+from spotd.core.domain.policy import Caller, Right
 from spotd.daemon.clock import SystemClock
 from spotd.daemon.commits import Database
 from spotd.daemon.controllers import Outage

@@ -21,6 +21,15 @@ from spotd.service import memory
 VARIABLE = "SPOTD_CRASH_AT"
 FILE_VARIABLE = "SPOTD_CRASH_FILE"
 FLOOR_VARIABLE = "SPOTD_FLOOR_S"
+OF_SEVERAL = frozenset(
+    {
+        CrashPoint.BEFORE_COMMIT_REPLACE_SENT,
+        CrashPoint.AFTER_COMMIT_REPLACE_SENT,
+        CrashPoint.BEFORE_COMMIT_REPLACED,
+        CrashPoint.AFTER_COMMIT_REPLACED,
+    }
+)
+"""Only a job of several machines passes these: `test_gang_crash_points.py`."""
 
 
 def crash_points(setting: str | None) -> CrashPoints:

@@ -15,19 +15,19 @@ from tests.e2e.test_gang import SCRIPT, code_folder
 STEPS = 1500
 
 
-def straight_sha256(folder: Path) -> str:
-    """What two processes of the same training end with, when nothing of spotd or Slurm is beside them."""
+def straight_sha256(folder: Path, nodes: int = 2) -> str:
+    """What so many processes of the same training end with, when nothing of spotd or Slurm is beside them."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     processes = []
-    for rank in range(2):
+    for rank in range(nodes):
         here = folder / f"rank{rank}"
         (here / "saved").mkdir(parents=True)
-        place = {"NODE_RANK": str(rank), "NNODES": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        place = {"NODE_RANK": str(rank), "NNODES": str(nodes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         more = {"SPOTD_CHECKPOINT_DIR": str(here / "saved"), "SPOTD_RENDEZVOUS_ID": "straight", "SPOTD_RESUME": ""}
         words = [sys.executable, str(SCRIPT), "--steps", str(STEPS), "--save-every", str(STEPS)]
         processes.append(subprocess.Popen(words, cwd=here, env={**os.environ, **place, **more}))
-    assert [one.wait(120) for one in processes] == [0, 0]
+    assert [one.wait(120) for one in processes] == [0] * nodes
     return (folder / "rank0" / "out" / "weights.sha256").read_text().strip()
 
 

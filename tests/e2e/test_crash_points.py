@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from spotd.daemon.commits import CrashPoint
+from tests.e2e.crashable import OF_SEVERAL
 from tests.e2e.harness import Lab, assert_receipts_agree, host
 from tests.e2e.person import Person, assert_one_machine_each
 
@@ -227,7 +228,12 @@ STORIES: dict[Story, tuple[CrashPoint, ...]] = {
     launch_refused: (P.BEFORE_COMMIT_LAUNCH_REFUSED, P.AFTER_COMMIT_LAUNCH_REFUSED),
     answer_lost: (P.BEFORE_COMMIT_LAUNCH_UNKNOWN, P.AFTER_COMMIT_LAUNCH_UNKNOWN),
     launch_lost: (P.BEFORE_FIND, P.AFTER_FIND),
-    taken_over: (P.BEFORE_PUT_NEXT, P.AFTER_PUT_NEXT),
+    taken_over: (
+        P.BEFORE_COMMIT_CYCLE_HANDOVER,
+        P.AFTER_COMMIT_CYCLE_HANDOVER,
+        P.BEFORE_PUT_NEXT,
+        P.AFTER_PUT_NEXT,
+    ),
 }
 """Which story reaches which point."""
 
@@ -296,7 +302,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workplace]:
 
 def test_every_crash_point_has_exactly_one_story() -> None:
     told = [point for points in STORIES.values() for point in points]
-    assert sorted(told) == sorted(CrashPoint)
+    assert sorted([*told, *OF_SEVERAL]) == sorted(CrashPoint)
     assert [story for story, points in STORIES.items() if AT_STAKE.isdisjoint(points)] == []
 
 

@@ -321,7 +321,8 @@ class Machine:
         if self.task.keeps is not None:
             self.said = tuple(sorted(self.lost)) if self.kept_at is not None else None
             if self.kept_at is not None:
-                self.waits_kept.append((self.kept_at, self.kept_at))
+                paused = self.spans[-1][1] if self.spans else self.kept_at
+                self.waits_kept.append((self.kept_at, max(self.kept_at, paused)))
             self.member_lost_at = self.kept_at = None
             if self.first_lost_at is not None or self.without_first:
                 self.is_over_unheard = True  # the first one finds no grant, and the others no first one

@@ -80,10 +80,11 @@ def doubt(result: Result, item: Attempt, m: Machine, cloud: Cloud, *, unseen: bo
     confirm = daemon.world.policy.silence_max + 3 * daemon.pace
     total: int = cost(MicroUsdPerHour(max(rate for _, rate in m.rates)), UNIT)
     former: int = item.quote.price.total
-    first_seen = learnt(cloud, m.visible_at, result.ended_at)
-    if m.exit_at is not None and m.exit_at < first_seen:
-        # Its runner had told its end before any list could show that the machine outlived it.
-        total += cost(MicroUsdPerHour(max(rate for _, rate in m.rates)), first_seen - m.exit_at)
+    if m.exit_at is not None:
+        # Its runner told its end before a list showed that the machine outlived it (9603175: the daemon was away then,
+        # and the next list lacked the machine).
+        shown = learnt(cloud, max(m.exit_at, m.visible_at), result.ended_at)
+        total += cost(MicroUsdPerHour(max(rate for _, rate in m.rates)), shown - m.exit_at)
     for at, rate in m.rates:
         if not unseen and (not cloud.read or at >= cloud.read[-1][0]):
             break
@@ -125,25 +126,24 @@ def spending(result: Result) -> Iterator[str]:
 
 
 def ran_unheard(m: Machine, cloud: Cloud, back: list[datetime]) -> timedelta:
-    """For how long a machine that was halted or is gone had written nothing, while no true list showed it either.
+    """For how long a machine that is paused or gone had written nothing, while no true list showed it either.
 
     What it is booked for ends at its newest sign of life (world 2000098: no host could write and its provider gave no
     lists for 46 minutes; world 9602419: it was outbid in such a time). Where an old copy of the state was put back
     since, only the life that is forgotten has read the lists (world 74022).
     """
-    if m.died is None or m.alive_at is None:
+    disk = effective(0, cloud, m.task.disk_gb)
+    stops = [at for at, rate in m.rates if rate <= disk and at != m.died]
+    return max((_unheard_before(at, m, cloud, back) for at in (*stops, m.died) if at is not None), default=timedelta(0))
+
+
+def _unheard_before(stopped: datetime, m: Machine, cloud: Cloud, back: list[datetime]) -> timedelta:
+    if m.alive_at is None:
         return timedelta(0)
-    # Of a machine that went on later, no sign before that is kept.
-    halted = [over for _, over in m.spans if m.alive_at <= over < m.died]
-    return sum((unshown(over, m.alive_at, cloud, back) for over in {*halted, m.died}), timedelta(0))
-
-
-def unshown(over: datetime, alive_at: datetime, cloud: Cloud, back: list[datetime]) -> timedelta:
-    """For how long nothing had shown a machine that was over then, and had given its last sign of life before."""
-    before = bisect_left(cloud.read, over, key=lambda reading: reading[0])
-    is_forgotten = before == 0 or any(over <= at for at in back)
-    shown = alive_at if is_forgotten else max(alive_at, cloud.read[before - 1][0])
-    return max(timedelta(0), over - shown)
+    before = bisect_left(cloud.read, stopped, key=lambda reading: reading[0])
+    is_forgotten = before == 0 or any(stopped <= at for at in back)
+    shown = m.alive_at if is_forgotten else max(m.alive_at, cloud.read[before - 1][0])
+    return max(timedelta(0), stopped - shown)
 
 
 def ran_as_stray(m: Machine, cloud: Cloud, end: datetime) -> timedelta:

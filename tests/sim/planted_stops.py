@@ -16,6 +16,7 @@ from spotd.core.domain.states import EndReason, JobState
 from spotd.core.domain.world import VerdictKind
 from spotd.core.kernel import reconcile
 from spotd.core.kernel.loss_evidence import LossEvidence
+from spotd.core.wait_reasons import state_of_waiting
 from spotd.daemon.control_loop import ControlLoop
 from spotd_providers.contract.values import Listing, MicroUsdPerHour
 from tests.sim.hazards import Hazard
@@ -87,12 +88,12 @@ def held_machines_must_speak() -> AbstractContextManager[None]:
 
 def waiting_is_judged_anew() -> AbstractContextManager[None]:
     """Puts a job that waits for a price back to its turn in each decision."""
-    right = placement._state_of_waiting
+    right = state_of_waiting
 
     def wrong(job: Job, kind: VerdictKind, now: datetime) -> JobState:
         return JobState.QUEUED if job.state is JobState.WAITING_PRICE else right(job, kind, now)
 
-    return patched((placement, "_state_of_waiting", wrong))
+    return patched((placement, "state_of_waiting", wrong))
 
 
 def notices_last() -> AbstractContextManager[None]:

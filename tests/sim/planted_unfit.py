@@ -13,7 +13,7 @@ from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.jobs import Job
 from spotd.core.domain.policy import Policy
 from spotd.core.domain.states import EndReason
-from spotd.daemon.grants.canary import canary_rules
+from spotd.daemon.grants.builder import canary_rules
 from spotd.daemon.hosts import reader
 from spotd_jobs.wire.reports import Outcome
 from tests.sim import daemon, process

@@ -29,7 +29,7 @@ from spotd.daemon.commits import Commits, Committed, CrashPoint, Database
 from spotd.daemon.control_loop import ControlLoop
 from spotd.daemon.controllers import Pause, WakeEvent
 from spotd.daemon.executor import Executor
-from spotd.daemon.grants.canary import canary_rules
+from spotd.daemon.grants.builder import canary_rules
 from spotd.daemon.grants.inputs import SecretsMissing
 from spotd.daemon.grants.writer import GrantWriter
 from spotd.daemon.hosts.monitor import HostMonitor

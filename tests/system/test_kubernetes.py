@@ -33,8 +33,8 @@ from spotd_providers.contract.values import (
     OfferQuery,
 )
 from spotd_providers.kubernetes import plugin
+from spotd_providers.kubernetes.access import open_pod_port
 from spotd_providers.kubernetes.plugin import PLUGIN, RIGHTS, WIDE_RIGHTS, KubernetesProvider
-from spotd_providers.kubernetes.ports import open_pod_port
 from tests.system.engines.kube import H100, Kube, KubeNode, running_kube
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]

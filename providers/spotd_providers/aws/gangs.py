@@ -20,11 +20,10 @@ from typing import Any, Final
 
 from spotd_providers.aws.answers import contract_errors
 from spotd_providers.aws.doctor import POLICY_HINT, client_token, tags_of
-from spotd_providers.aws.grounds import interfaces
 from spotd_providers.aws.offers import STATES
 from spotd_providers.aws.region import Region
 from spotd_providers.aws.sdk import Sdk
-from spotd_providers.aws.wire import KEY_TAG, NODES_TAG, AwsInstanceRow, SpotRequestRow, rows_of
+from spotd_providers.aws.wire import KEY_TAG, NODES_TAG, AwsInstanceRow, SpotRequestRow, interfaces, rows_of
 from spotd_providers.contract.errors import (
     AuthFailed,
     ContractViolation,

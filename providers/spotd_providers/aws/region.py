@@ -9,17 +9,19 @@ from fnmatch import fnmatchcase
 from typing import Any, Final, Generic, TypeVar
 
 from spotd_providers.aws.answers import FULL_FOR, Optional, contract_errors
-from spotd_providers.aws.grounds import Ground, fault_of, ground_of
 from spotd_providers.aws.prices import AwsOnDemandPrices, endpoint_region, listed_prices, questions
 from spotd_providers.aws.sdk import AwsSettings, Sdk
 from spotd_providers.aws.wire import (
     INSTALL_TAG,
+    Ground,
     Hardware,
     ImageRow,
     OfferingRow,
     SecurityGroupRow,
     SubnetRow,
     TypeRow,
+    fault_of,
+    ground_of,
     hardware,
     rows_of,
     scores_of,

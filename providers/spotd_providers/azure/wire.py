@@ -22,8 +22,8 @@ from spotd_providers.kit.http import HttpAnswer
 from spotd_providers.kit.rest import Dialect, Meaning, RefusalWords, RestRefused, error_problem
 from spotd_providers.kit.shapes import Instant, Lenient, Row
 from spotd_providers.kit.text import clean, quote_safely
+from spotd_providers.kit.vm_boot import notice_lines
 from spotd_providers.kit.vm_market import VmSettings
-from spotd_providers.kit.vm_notice import notice_lines
 
 PROVIDER: Final = ProviderName("azure")
 WHO: Final = "Azure"

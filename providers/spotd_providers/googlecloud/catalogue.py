@@ -14,8 +14,19 @@ from pydantic import Field
 from spotd_providers.contract.errors import AuthFailed, NotSupported, ProviderError, RequestRejected, Unavailable
 from spotd_providers.contract.provider import Clock, OfferPriceHistory, PriceHistoryPage, Services
 from spotd_providers.contract.values import CAPACITY_SCORE_MAX, Market, MicroUsdPerHour, PoolId, Rejected
-from spotd_providers.googlecloud.offers import IMAGE_GB, GoogleKind, disk_price, kinds_of, offer_id, zones_of
-from spotd_providers.googlecloud.prices import SERVICE, PriceTable, listed_price, price_table, relevant
+from spotd_providers.googlecloud.offers import (
+    IMAGE_GB,
+    SERVICE,
+    GoogleKind,
+    PriceTable,
+    disk_price,
+    kinds_of,
+    listed_price,
+    offer_id,
+    price_table,
+    relevant,
+    zones_of,
+)
 from spotd_providers.googlecloud.wire import PROVIDER, WHO, GoogleSettings, every_row
 from spotd_providers.kit.calls import Rest, ask_each, judge_apart
 from spotd_providers.kit.rest import Meaning, RestClient, RestRefused

@@ -10,6 +10,9 @@ A runner that hangs ends nothing, and spotd may be dead at that time. So a watch
 shuts the machine down when the mark that the runner makes at each renewal of its lease (`machine-lease`: a number that
 changes, and for how many seconds it holds) has not changed for so long. It counts by the uptime of the machine, which
 is never set; before the first mark it waits two hours.
+
+A warning that only the machine itself gets is watched for beside the job, on the machine and not in its container:
+shell lines ask a metadata service with the machine's own Python and leave the runner a notice.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from __future__ import annotations
 import base64
 import re
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -149,3 +153,37 @@ def doorless_ssh_key(start: int) -> str:
     parts = (b"ssh-ed25519", y.to_bytes(32, "little"))
     blob = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
     return f"ssh-ed25519 {base64.b64encode(blob).decode()} spotd"
+
+
+WATCH_EVERY_S: Final = 5
+# Its outermost loop: whatever a metadata service answers, or a full disk refuses, the next turn asks again. It writes
+# nothing of that down, since a host may fill its disk with it.
+_WATCH: Final = """python3 - <<'SPOTD_NOTICE' >/dev/null 2>&1 &
+import email.utils, glob, json, os, time, urllib.request
+ask = urllib.request.Request(%(url)r, headers=%(headers)r)
+web = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+def due(body):
+%(due)s
+while True:
+    try:
+        at = due(web.open(ask, timeout=150).read(65536))
+        if at is not None:
+            when = time.strftime("%%Y-%%m-%%dT%%H:%%M:%%SZ", time.gmtime(at))
+            home = os.environ.get("SPOTD_HOME")
+            for place in [home] if home else glob.glob("spotd-*"):
+                with open(os.path.join(place, "notice.new"), "w") as file:
+                    file.write(json.dumps({"at": when, "reason": %(reason)r}))
+                os.chmod(file.name, 0o644)
+                os.replace(file.name, os.path.join(place, "notice"))
+    except Exception:
+        pass
+    time.sleep(%(every)d)
+SPOTD_NOTICE
+"""
+
+
+def notice_lines(url: str, headers: Mapping[str, str], due: str, *, reason: str) -> str:
+    """Return the lines; `due` is the body of a Python function of the answer, which returns an epoch or `None`."""
+    body = "\n".join(f"    {line}" for line in due.splitlines())
+    words = {"url": url, "headers": dict(headers), "due": body, "reason": reason, "every": WATCH_EVERY_S}
+    return _WATCH % words

@@ -42,7 +42,7 @@ from spotd_providers.kit.rest import Meaning, RestRefused
 from spotd_providers.kit.shapes import ROWS_MAX, listed_reasons
 from spotd_providers.kit.template import Check, ProviderTemplate, bound, clock_lines, examine, require_launchable
 from spotd_providers.kit.text import last_lines
-from spotd_providers.kubernetes.access import Cluster, open_cluster
+from spotd_providers.kubernetes.access import Cluster, open_cluster, open_pod_port
 from spotd_providers.kubernetes.gangs import as_one, ranks_of
 from spotd_providers.kubernetes.machines import (
     GANG_MAX,
@@ -59,7 +59,6 @@ from spotd_providers.kubernetes.machines import (
     secrets_of,
 )
 from spotd_providers.kubernetes.market import MADE, offers_of, places_of, used_by_node
-from spotd_providers.kubernetes.ports import open_pod_port
 from spotd_providers.kubernetes.wire import (
     IN_CLUSTER,
     KEY,

@@ -15,11 +15,10 @@ from spotd.api.handlers.data import DataHandlers
 from spotd.api.handlers.doctor import DoctorHandlers, NotificationHandlers
 from spotd.api.handlers.files import CheckpointHandlers, FileHandlers
 from spotd.api.handlers.health import HealthHandlers, HostHandlers
-from spotd.api.handlers.imports import ImportHandlers
 from spotd.api.handlers.jobs import JobHandlers
 from spotd.api.handlers.logs import EventHandlers, LogHandlers
 from spotd.api.handlers.ports import PortHandlers
-from spotd.api.handlers.prices import PriceHandlers
+from spotd.api.handlers.prices import ImportHandlers, PriceHandlers
 from spotd.api.handlers.receipts import LedgerHandlers, ReceiptHandlers
 from spotd.api.handlers.submissions import AmendmentHandlers, ArrayHandlers, SubmissionHandlers
 

@@ -11,10 +11,10 @@ from spotd.api.handlers.context import HandlerContext
 from spotd.api.handlers.render import usd
 from spotd.api.responses import ApiUnavailable, Invalid, StateConflict
 from spotd.api.schemas.answers import AdoptedJobResponse, AdoptionResponse, UnownedMachineResponse
-from spotd.core.adoption import LostJob, adopt
 from spotd.core.domain.plan import Plan
 from spotd.core.domain.policy import is_own_key, key_parts
 from spotd.core.domain.world import World
+from spotd.core.recovery import LostJob, adopt
 from spotd.daemon.commits import CrashPoint
 from spotd.daemon.job_records import Found
 from spotd.store import Reads, StateError

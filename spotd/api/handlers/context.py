@@ -23,10 +23,10 @@ from spotd.api.responses import (
     resolve,
 )
 from spotd.api.schemas.answers import CheckResponse
-from spotd.core.domain.callers import OWNER, Caller
 from spotd.core.domain.intents import JobId
 from spotd.core.domain.jobs import Job
 from spotd.core.domain.plan import Plan
+from spotd.core.domain.policy import OWNER, Caller
 from spotd.core.domain.world import Verdict, World
 from spotd.core.metering import day_start
 from spotd.core.requests import DayLimit, users_day

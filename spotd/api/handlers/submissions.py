@@ -37,15 +37,15 @@ from spotd.core import host_reports, requests
 from spotd.core.checkpoints import HINT as UNPROTECTED_HINT
 from spotd.core.checkpoints import unprotected_words
 from spotd.core.domain.attempts import HostStatus
-from spotd.core.domain.callers import Right
 from spotd.core.domain.intents import AttemptId, Intent, JobId
 from spotd.core.domain.jobs import ArrayTask, Job, new_job
 from spotd.core.domain.market import MarketSnapshot
 from spotd.core.domain.plan import Plan
+from spotd.core.domain.policy import Right
 from spotd.core.domain.states import JobState
 from spotd.core.domain.world import World
 from spotd.core.enforcement import used_up
-from spotd.core.ranking.learnt_speeds import JOBS_READ, is_asked, learnt_speeds
+from spotd.core.ranking.remaining_work import JOBS_READ, is_asked, learnt_speeds
 from spotd.core.requests import AGENT, ALLOW_HINT, agents_day, submitter_problem, within_limits
 from spotd.daemon import object_keys
 from spotd.daemon.commits import CrashPoint

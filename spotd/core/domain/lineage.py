@@ -44,8 +44,12 @@ def unsaved_time(job: Job, item: Attempt, until: datetime) -> timedelta:
 
 
 def repeated_time(job: Job, item: Attempt, now: datetime, silence_max: timedelta) -> timedelta:
-    """Return the unsaved work that a loss repeats: not the time in which its machine was outbid, or gave no sign."""
-    until, last = item.bidding.held_since or now, item.heartbeat_seen_at
+    """Return the unsaved work that a loss repeats: not the time in which its machine was outbid, waited, or was silent.
+
+    It waits where it is one of several, of which one is lost.
+    """
+    kept_since = None if item.members is None else item.members.kept_since
+    until, last = item.bidding.held_since or kept_since or now, item.heartbeat_seen_at
     if last is not None and now - last > 2 * silence_max:
         until = min(until, last)
     return unsaved_time(job, item, until)

@@ -1,4 +1,4 @@
-"""The user's limits and the daemon's own rules."""
+"""The user's limits, the daemon's own rules, and who acts through the API with which right."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
+from enum import IntEnum
 from functools import lru_cache
 from typing import Annotated, Final, get_type_hints
 
@@ -263,3 +264,37 @@ def is_own_key(policy: Policy, key: str) -> bool:
     """Whether this very install bought the machine with this key, or answers for the lost install that did."""
     parts = key_parts(policy.install, key)
     return parts is not None and (parts.identity == policy.identity or parts.identity in policy.identities)
+
+
+class Right(IntEnum):
+    """What a route asks for. Each right holds those before it."""
+
+    VIEW = 1
+    """Read what is no secret."""
+    SUBMIT = 2
+    """Queue jobs within a budget of the day, and change one's own."""
+    OPERATE = 3
+    """Everything else."""
+    LOCAL = 4
+    """What the answer leads to is on the daemon's own computer: only its socket gives it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """One who makes a request.
+
+    Attributes:
+        name: of the user, by which a token is known; empty for the owner, who may open the socket.
+        budget_per_day: what all of the caller's jobs may hold in a day; `None` where nothing limits that.
+    """
+
+    name: str = ""
+    right: Right = Right.LOCAL
+    budget_per_day: MicroUsd | None = None
+
+    def may_change(self, submitted_by: str) -> bool:
+        """Whether the caller may change a job that this one queued."""
+        return self.right >= Right.OPERATE or (self.right >= Right.SUBMIT and submitted_by == self.name)
+
+
+OWNER: Final = Caller()

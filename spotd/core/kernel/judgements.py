@@ -266,8 +266,8 @@ require_rows(AttemptState, JUDGEMENTS)
 # What is believed then holds from the first such list on. The host is read in full before its attempt ends in any
 # case.
 #
-# That a held machine is outbid and paused is known, and no news. An end by another market is never the host's to
-# confirm.
+# That a held machine is outbid and paused is no news. An end by another market is never the host's to confirm. A row
+# without a state, as of several machines in part, shows none that is well: only a host that spoke since does then.
 #
 # This is the one gate: `reconcile` takes each row of an attempt through it before anything is recorded. The absence of
 # a machine has rules of its own (`loss_evidence`), since an absence is weaker than a row.
@@ -285,9 +285,9 @@ def is_doubted(
     if is_older_than_waking(item, mine, listing):
         builder.list_again(item.provider)
         return True
-    since = item.over_since
+    since, spoke = item.over_since, item.heartbeat_seen_at
     if not _states_end(item, mine):
-        if since is not None and listing.at > since:
+        if since and listing.at > since and (mine.state is not InstanceState.UNKNOWN or (spoke or since) > since):
             _withdraw(builder, item)
         return False
     if since is None or since > builder.now:

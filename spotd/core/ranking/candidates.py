@@ -233,9 +233,10 @@ class CandidateCatalogue:
 
     def fits_gpu(self, wanted: Resources, gpu: str, count: int) -> bool:
         """Whether this kind of machine is one that the job asks for."""
-        if wanted.gpu:
-            return any(count == a.count and gpu in self._gpu_set(a.name, gpu) for a in wanted.gpu)
-        return count == wanted.gpu_count
+        for one in wanted.gpu:
+            if count == one.count and gpu in self._gpu_set(one.name, gpu):
+                return True
+        return not wanted.gpu and count == wanted.gpu_count
 
     def _gpu_set(self, name: str, offered: str) -> frozenset[str]:
         found = self._gpu_sets.get(name)
@@ -321,9 +322,9 @@ class CandidateCatalogue:
 
     def blocked(self, offer: Offer) -> str:
         """Why this offer may not be bought in this decision, or an empty string."""
-        if offer.host_id is not None and (offer.provider, offer.host_id) in self._taken:
+        if self._taken and offer.host_id is not None and (offer.provider, offer.host_id) in self._taken:
             return "taken by another job in this decision"
-        if (offer.provider, offer.host_id) in self._buying:
+        if self._buying and (offer.provider, offer.host_id) in self._buying:
             return "a launch on this host has no answer yet"
         found = self._cooldown(offer) if self._cooling else None
         return "" if found is None else found[0]

@@ -18,13 +18,12 @@ import pytest
 from spotd.api.app import make_app
 from spotd.certificates import certificate_hash
 from spotd.client.daemon import Daemon
-from spotd.core.domain.callers import Caller, Right
+from spotd.core.domain.policy import Caller, Right
 from spotd.daemon.commits import Database
 from spotd.daemon.policy import Settings, User
 from spotd.service.http_server import serve
-from spotd.service.reads import READS, DatabaseReads
 from spotd.service.team import TeamListener
-from spotd.service.waiting import WaitingApp
+from spotd.service.waiting import READS, DatabaseReads, WaitingApp
 from spotd.store import Leader, SecretsKey, SecretsKeys, StoreInUse
 from spotd.tokens import digest_of, new_user_token
 from spotd_providers.contract.values import InstallId, MicroUsd

@@ -20,7 +20,7 @@ from spotd.api import app as app_module
 from spotd.api import responses
 from spotd.client.daemon import Daemon
 from spotd.client.transport import ClientError, DaemonRefused, DaemonUnreachable
-from spotd.core.domain.callers import Right
+from spotd.core.domain.policy import Right
 from spotd.service import team as team_module
 from spotd.service.team import UNPROVEN_MAX, UNPROVEN_PER_PEER_MAX
 from tests.integration.team.certificates import Authority

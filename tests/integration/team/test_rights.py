@@ -18,7 +18,7 @@ from spotd.api.app import api_routes, make_app
 from spotd.api.routes import ApiRoute, serving
 from spotd.client.daemon import Daemon
 from spotd.client.transport import DaemonRefused
-from spotd.core.domain.callers import Right
+from spotd.core.domain.policy import Right
 from tests.integration.team.certificates import Authority
 from tests.integration.team.conftest import TOKENS, USERS, Team, user
 from tests.waiting import until

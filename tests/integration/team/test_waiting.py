@@ -27,9 +27,9 @@ from spotd.cli.client import spotctl
 from spotd.cli.entry import run
 from spotd.client.daemon import Daemon
 from spotd.client.transport import DaemonNotice, DaemonRefused, DaemonUnreachable
-from spotd.core.domain.callers import Right
+from spotd.core.domain.policy import Right
 from spotd.service import forwarding, waiting
-from spotd.service.reads import READS, DatabaseReads
+from spotd.service.waiting import READS, DatabaseReads
 from spotd.store import Leader, SecretsKey, SecretsKeys, Store
 from spotd.tokens import digest_of
 from tests.integration.team.certificates import Authority

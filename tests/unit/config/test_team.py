@@ -11,7 +11,7 @@ from spotd.cli.daemon import spotd
 from spotd.cli.entry import run
 from spotd.config.load import load
 from spotd.config.values import ConfigError
-from spotd.core.domain.callers import Right
+from spotd.core.domain.policy import Right
 from spotd.daemon.policy import User
 from spotd.service.main import load_settings
 from spotd.tokens import digest_of

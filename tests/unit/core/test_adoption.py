@@ -9,13 +9,22 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from spotd.core.adoption import JobRecord, LostJob, adopt, content_of, is_ours, must_be_stored_at_once
 from spotd.core.domain.intents import AttemptId, IntentState
 from spotd.core.domain.jobs import Job, Moves, Pacing
 from spotd.core.domain.plan import Plan, applied, broken_rules
 from spotd.core.domain.states import AttemptState, JobState
 from spotd.core.domain.world import World
-from spotd.core.recovery import LaunchRecord, Survey, Unknown
+from spotd.core.recovery import (
+    JobRecord,
+    LaunchRecord,
+    LostJob,
+    Survey,
+    Unknown,
+    adopt,
+    content_of,
+    is_ours,
+    must_be_stored_at_once,
+)
 from spotd.daemon.job_records import from_document, to_document
 from spotd_providers.contract.values import InstallId, MicroUsd
 from tests.cases import every

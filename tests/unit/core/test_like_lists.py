@@ -20,7 +20,7 @@ from spotd.core.domain.plan import Plan, applied, combine
 from spotd.core.domain.states import AttemptState, EndReason
 from spotd.core.domain.world import World
 from spotd.core.kernel.reconcile import reconcile
-from spotd.core.like_lists import awaits_list
+from spotd.daemon.control_loop import awaits_list
 from spotd_providers.contract.values import (
     AttemptKey,
     Billing,

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message
 
 from spotd.api.handlers import HandlerContext
 from spotd.daemon.commits import Database
-from spotd.service.reads import DatabaseReads
+from spotd.service.waiting import DatabaseReads
 from spotd.store import StateUnavailable, Store
 from tests.unit.api import worlds
 

@@ -14,8 +14,7 @@ from spotd.api.handlers import HandlerContext
 from spotd.daemon import log as logs
 from spotd.service import http_server
 from spotd.service.lifecycle import SystemdNotifier
-from spotd.service.reads import DatabaseReads
-from spotd.service.waiting import WaitingApp
+from spotd.service.waiting import DatabaseReads, WaitingApp
 from spotd.store import SecretsKeys, Store, StoreInUse
 
 FIRST = StoreInUse("the state is in use by process 1", hint="wait")

@@ -450,6 +450,16 @@ def test_those_that_woke_before_a_list_showed_that_they_were_outbid_are_not_repl
     assert members(still).lost == (2,)
 
 
+def test_a_wait_that_was_in_vain_counts_as_no_repeated_work() -> None:
+    some = running()
+    item = replace(item_of(some), running_at=NOW - 9 * MINUTE)
+    some = decided(after(replace(some, attempts={ID: item}), lambda now: said(now, 0, 2, phase="save")))
+    at = NOW + WITHIN
+    ended = decided(after(some, lambda now: said(now, 0, 2, phase="save", at=at)), at)
+    assert item_of(ended).end_reason is EndReason.HOST_LOST
+    assert ended.jobs[ID.job].lost == 9 * MINUTE
+
+
 def test_a_copy_of_the_state_from_before_ends_the_wait_and_replaces_nothing_any_more() -> None:
     some, call = sent(losing(2))
     some = after(some, lambda now: gangs.record_mending(now, call, NOW + MINUTE))

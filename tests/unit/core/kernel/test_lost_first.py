@@ -226,6 +226,17 @@ def test_what_says_that_all_run_without_the_first_one_begins_nothing() -> None:
     assert next_of(some).end_reason is EndReason.HOST_LOST
 
 
+def test_a_copy_of_the_state_from_the_wait_ends_no_machines_that_run_with_another_first_one() -> None:
+    some = handed_over(1, 2, 3)
+    at = LATER + WITHIN + MINUTE
+    shown = replace(instance(InstanceState.RUNNING), key=next_of(some).carried_key)
+    runs = HostStatus(attempt=NEXT, read_at=at, seq=9, phase="run", gang=(2, ()), first_at=at, alive_at=at)
+    some = decided(after(some, lambda now: reconcile(now, listing(shown, at=at), {NEXT: runs}, at)), at, NEXT)
+    known = next_of(some).members
+    assert known is not None
+    assert (next_of(some).state, known.lost, known.is_outdated) == (AttemptState.RUNNING, (), True)
+
+
 def test_a_wait_that_began_in_the_attempt_before_is_that_ones_up_to_the_handover() -> None:
     some = decided(after(ran(), lambda now: said(now, 0, 2, phase="save")), NOW)
     at = NOW + 5 * MINUTE

@@ -223,6 +223,18 @@ def test_a_machine_that_never_spoke_is_over_once_a_list_states_it_and_the_next_o
     assert not seen.item.state.counts
 
 
+@every("speaks", [False, True], ids=["silent", "speaks"])
+def test_a_row_without_a_state_takes_back_what_another_said_only_where_the_host_spoke_since(*, speaks: bool) -> None:
+    seen = Beating()
+    seen.silent = not speaks
+    for row in (instance(S.GONE), instance(S.UNKNOWN), instance(S.GONE)):
+        assert seen.item.state is A.RUNNING
+        seen.look(row)
+    assert seen.item.state.counts is speaks
+    kinds = [e.kind for plan in seen.plans for e in plan.events]
+    assert ("machine.doubted" in kinds) is speaks
+
+
 HELD = instance(S.PAUSED, loss=Loss.OUTBID)
 
 

@@ -187,7 +187,7 @@ def test_what_is_found_by_reading_little_is_what_reading_all_finds(
     verdicts = MachineVerdicts(builder, state, market)
     placement = JobPlacement(builder, state, market, BudgetGuard(state, NOW), verdicts)
     fitting = placement.catalogue.list_for(placement.catalogue.key_of(wanted))
-    found = [q.offer for q, _ in placement._admissible_quotes(wanted, fitting, defaultdict(int))]
+    found = [q.offer for q, _ in placement.admissible.under_ceiling(wanted, fitting, defaultdict(int))]
     assert [(o.provider, o.offer_id) for o in found] == admissible
 
 

@@ -12,8 +12,16 @@ from hypothesis import strategies as st
 from spotd.core.domain.jobs import Job, PaceSample
 from spotd.core.domain.market import MarketSnapshot
 from spotd.core.ranking.cost_words import cost_words
-from spotd.core.ranking.learnt_speeds import HOSTS_MIN, SPEEDS_MAX, is_asked, learnt_speeds
-from spotd.core.ranking.remaining_work import PPM, SPREAD, machine_speed_ppm, speeds_of
+from spotd.core.ranking.remaining_work import (
+    HOSTS_MIN,
+    PPM,
+    SPEEDS_MAX,
+    SPREAD,
+    is_asked,
+    learnt_speeds,
+    machine_speed_ppm,
+    speeds_of,
+)
 from spotd_jobs.spec.model import GpuAlternative, GpuSpeed, JobSpec, Resources, Work
 from spotd_providers.contract.values import Benchmark, HostId
 from tests.cases import every

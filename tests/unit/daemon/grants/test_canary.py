@@ -15,7 +15,7 @@ from spotd.core.domain.world import RecordId, RecordKind, World
 from spotd.core.kernel.reconcile import reconcile
 from spotd.core.pricing import useful_run
 from spotd.core.requests import retry
-from spotd.daemon.grants.canary import canary_rules
+from spotd.daemon.grants.builder import canary_rules
 from spotd_jobs.wire.grant import CanaryRules, Grant
 from spotd_providers.contract.gpus import GPUS, gpu_info
 from spotd_providers.contract.values import AttemptKey, HostId, InstanceState, MicroUsdPerHour

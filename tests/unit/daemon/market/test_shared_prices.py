@@ -12,11 +12,10 @@ from typing import Any
 
 import pytest
 
-from spotd.daemon.market.price_recorder import PriceRecorder
-from spotd.daemon.market.shared_prices import KEPT, SharedPrices
+from spotd.daemon.market.price_recorder import KEPT, PriceRecorder, SharedPrices
 from spotd.history import HISTORY_FILE, IMPORTED_FILE, History, PriceTerms, SeriesQuery
 from spotd.history.file import DAY_S
-from spotd.history.sharing import BadDocument, decode, encode
+from spotd.history.importing import BadDocument, decode, encode
 from spotd_jobs.objects.folder import FolderStore
 from tests.unit.core.builders import SHOP
 from tests.unit.daemon.rig import Log

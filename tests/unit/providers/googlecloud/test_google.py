@@ -41,9 +41,8 @@ from spotd_providers.googlecloud.catalogue import (
     past_prices,
     score_of,
 )
-from spotd_providers.googlecloud.offers import kinds_of, offers_of, zones_of
+from spotd_providers.googlecloud.offers import kinds_of, offers_of, price_table, zones_of
 from spotd_providers.googlecloud.plugin import GoogleProvider
-from spotd_providers.googlecloud.prices import price_table
 from spotd_providers.googlecloud.wire import GoogleSettings, as_instance, key_in
 from spotd_providers.kit import template, vm_causes
 from spotd_providers.kit.shapes import decode

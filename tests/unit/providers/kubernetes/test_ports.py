@@ -13,8 +13,7 @@ import pytest
 from websockets.asyncio.server import ServerConnection, serve
 
 from spotd_providers.contract.errors import AuthFailed, Unavailable
-from spotd_providers.kubernetes.access import Cluster
-from spotd_providers.kubernetes.ports import open_pod_port
+from spotd_providers.kubernetes.access import Cluster, open_pod_port
 from tests.cases import every
 
 PATH = "/api/v1/namespaces/jobs/pods/spotd-lab-j1-1-abcde/portforward"

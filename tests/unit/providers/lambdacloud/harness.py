@@ -12,8 +12,7 @@ from typing import Any, ClassVar
 
 from spotd_providers.contract.provider import ProviderPlugin
 from spotd_providers.contract.values import AttemptKey, Balance, Market, MicroUsdPerHour, Offer
-from spotd_providers.lambdacloud.plugin import PLUGIN, LambdaProvider
-from spotd_providers.lambdacloud.wire import LambdaSettings
+from spotd_providers.lambdacloud.plugin import PLUGIN, LambdaProvider, LambdaSettings
 from spotd_providers.testkit.clock import FakeClock, run_virtually
 from spotd_providers.testkit.harness import CANARY, Harness, NotApplicable, OddState, WorldMachine, WorldOffer
 from spotd_providers.testkit.serve import Call, Canned, Faults, Served, serving

@@ -31,9 +31,9 @@ from spotd_providers.contract.values import (
 )
 from spotd_providers.kit.shapes import decode, row_or_none
 from spotd_providers.kit.vm_market import label_in
-from spotd_providers.lambdacloud.plugin import LambdaProvider
-from spotd_providers.lambdacloud.wire import (
+from spotd_providers.lambdacloud.plugin import (
     LambdaInstanceRow,
+    LambdaProvider,
     LambdaSettings,
     as_instance,
     offers_of,

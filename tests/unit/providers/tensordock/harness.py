@@ -10,8 +10,7 @@ from typing import Any, ClassVar
 
 from spotd_providers.contract.provider import ProviderPlugin
 from spotd_providers.contract.values import Balance, Market, Offer
-from spotd_providers.tensordock.plugin import PLUGIN, TensorDockProvider
-from spotd_providers.tensordock.wire import TensorDockSettings
+from spotd_providers.tensordock.plugin import PLUGIN, TensorDockProvider, TensorDockSettings
 from spotd_providers.testkit.clock import FakeClock, run_virtually
 from spotd_providers.testkit.harness import CANARY, NotApplicable, WorldMachine, WorldOffer
 from spotd_providers.testkit.serve import Faults, serving

@@ -12,8 +12,15 @@ from spotd_providers.contract.errors import Unavailable
 from spotd_providers.contract.values import AttemptKey, InstallId, InstanceState, MicroUsdPerGbMonth, Offer
 from spotd_providers.kit.shapes import decode, row_or_none
 from spotd_providers.kit.vm_market import label_in
-from spotd_providers.tensordock.plugin import EMPTY, TensorDockProvider
-from spotd_providers.tensordock.wire import TensorDockRow, TensorDockSettings, as_instance, flat, offers_of
+from spotd_providers.tensordock.plugin import (
+    EMPTY,
+    TensorDockProvider,
+    TensorDockRow,
+    TensorDockSettings,
+    as_instance,
+    flat,
+    offers_of,
+)
 from spotd_providers.testkit.suite import Behaviour, run
 from tests.cases import every
 from tests.fakes.tensordock import TensorDockQuirks
