@@ -9,7 +9,7 @@ from email.utils import parsedate_to_datetime
 from typing import Any, Final
 
 from spotd_providers.aws.answers import AUTH, ON_DEMAND_QUOTAS, QUOTA, SPOT_QUOTAS, Optional, contract_errors
-from spotd_providers.aws.offers import STATES
+from spotd_providers.aws.offers import state_of
 from spotd_providers.aws.prices import TABLE_DATE, TABLE_REGION
 from spotd_providers.aws.region import MachineImage, Region
 from spotd_providers.aws.sdk import AwsRefused, AwsSettings, Sdk
@@ -25,9 +25,11 @@ from spotd_providers.contract.values import (
     LaunchRequest,
     Market,
 )
-from spotd_providers.kit.calls import CLOCK_HINT, check_line, clock_line, rejected
+from spotd_providers.kit.calls import CLOCK_HINT, clock_line, rejected
 from spotd_providers.kit.http import AnswerLost
-from spotd_providers.kit.shapes import row_or_none
+from spotd_providers.kit.shapes import readable_rows, row_or_none
+from spotd_providers.kit.template import Check
+from spotd_providers.kit.template import examine as examine_account
 from spotd_providers.kit.text import key_of
 from spotd_providers.kit.vm_boot import DockerRun, boot_script
 
@@ -220,12 +222,10 @@ class Volumes:
             ProviderError: AWS does not list them.
         """
         now = self._services.clock.now()
-        rows = (row_or_none(VolumeRow, raw) for raw in await self._region.volume_rows())
         return [
             row
-            for row in rows
-            if row is not None
-            and row.State == "available"
+            for row in readable_rows(VolumeRow, await self._region.volume_rows())
+            if row.State == "available"
             and row.tags.get(INSTALL_TAG) == self._services.install
             and now - row.CreateTime.astimezone(UTC) >= AGE_MIN
         ]
@@ -246,9 +246,7 @@ class Volumes:
 
     async def _has_machine(self, key: AttemptKey) -> bool:
         rows = [row_or_none(AwsInstanceRow, raw) for raw in await self._region.machine_rows(f"tag:{KEY_TAG}", str(key))]
-        return any(
-            row is None or row.State is None or STATES.get(row.State.Name) is not InstanceState.GONE for row in rows
-        )
+        return any(row is None or state_of(row) is not InstanceState.GONE for row in rows)
 
 
 def summary(strays: Sequence[VolumeRow]) -> str:
@@ -282,29 +280,26 @@ async def examine(
     services: Services,
 ) -> Sequence[CheckLine]:
     """Check key and clock, then each region. A failed check is a line, never an exception."""
-    lines: list[CheckLine] = []
-    said: list[Mapping[str, Any]] = []
 
-    async def key() -> str:
+    async def greet() -> tuple[Mapping[str, Any], str]:
         answer = await identity(sdk, regions, services)
         if not answer.get("Arn"):
             raise Unavailable("AWS's answer does not say who this key is")
-        said.append(answer)
-        return str(answer["Arn"])
+        return answer, str(answer["Arn"])
 
-    lines.append(await check_line("key", key, hint=KEY_HINT))
-    if not said:
-        return tuple(lines)  # whatever is wrong would only be found in every region, each after its time-out
-    lines.append(CheckLine(name="balance", ok=True, detail="AWS bills afterwards, so none can run out"))
-    lines.extend(_clock(said[0], services.clock.now()))
-    for region in regions:
-        lines.extend(await _region_lines(sdk, region, volumes[region.name], settings, services))
-    return tuple(lines)
+    return await examine_account(
+        greet,
+        lambda found: (
+            CheckLine(name="balance", ok=True, detail="AWS bills afterwards, so none can run out"),
+            *_clock(found[0], services.clock.now()),
+            *(one for region in regions for one in _checks(sdk, region, volumes[region.name], settings, services)),
+        ),
+        accepted=lambda found: found[1],
+        hint=KEY_HINT,
+    )
 
 
-async def _region_lines(
-    sdk: Sdk, region: Region, volumes: Volumes, settings: AwsSettings, services: Services
-) -> list[CheckLine]:
+def _checks(sdk: Sdk, region: Region, volumes: Volumes, settings: AwsSettings, services: Services) -> list[Check]:
     async def market() -> str:
         kinds, rows = await region.kinds(), await region.price_rows()
         if not kinds.usable:
@@ -362,9 +357,7 @@ async def _region_lines(
         ("launch", launch, POLICY_HINT),
         ("quota", quota, QUOTA_HINT),
     )
-    return [
-        await check_line(f"{region.name} {name}", ask, hint=hint, refused=POLICY_HINT) for name, ask, hint in checks
-    ]
+    return [Check(name=f"{region.name} {name}", ask=ask, hint=hint, refused=POLICY_HINT) for name, ask, hint in checks]
 
 
 async def _dry_run(sdk: Sdk, region: Region, settings: AwsSettings, services: Services) -> str:

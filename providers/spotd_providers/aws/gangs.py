@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from spotd_providers.aws.answers import contract_errors
 from spotd_providers.aws.doctor import POLICY_HINT, client_token, tags_of
-from spotd_providers.aws.offers import STATES
+from spotd_providers.aws.offers import state_of
 from spotd_providers.aws.region import Region
 from spotd_providers.aws.sdk import Sdk
 from spotd_providers.aws.wire import KEY_TAG, NODES_TAG, AwsInstanceRow, SpotRequestRow, interfaces, rows_of
@@ -46,7 +46,7 @@ from spotd_providers.contract.values import (
 )
 from spotd_providers.kit.calls import ask_each
 from spotd_providers.kit.gangs import as_one
-from spotd_providers.kit.shapes import row_or_none
+from spotd_providers.kit.shapes import readable_rows
 from spotd_providers.kit.template import ProviderTemplate, bound
 
 NODES_MAX: Final = 64
@@ -143,10 +143,6 @@ def _gang(reservation: str, machines: Sequence[AwsMachine], now: datetime, nodes
     )
 
 
-def _is_gone(row: AwsInstanceRow) -> bool:
-    return row.State is not None and STATES.get(row.State.Name) is InstanceState.GONE
-
-
 def whole_of(gang: AwsGang, parts: Mapping[int, Instance], now: datetime) -> Instance:
     """Return what the machines are together, at the price of all."""
     first = parts[min(parts)]
@@ -167,7 +163,7 @@ def launched_rows(answer: Mapping[str, Any]) -> list[AwsInstanceRow] | None:
     if not isinstance(raw, list) or not raw:
         return None
     with_launch = ({**one, "ReservationId": answer.get("ReservationId")} for one in raw if isinstance(one, Mapping))
-    rows = [row for row in (row_or_none(AwsInstanceRow, one) for one in with_launch) if row is not None]
+    rows = readable_rows(AwsInstanceRow, with_launch)
     return rows if len(rows) == len(raw) else None
 
 
@@ -284,7 +280,7 @@ class AwsGangs(ProviderTemplate):
         before = self._gangs.get(gang.instance_id)
         if before is not None:
             # EC2 lists what has ended for an hour: some of them a little longer than others.
-            over = {rank for rank, one in before.members.items() if _is_gone(one.row)}
+            over = {rank for rank, one in before.members.items() if state_of(one.row) is InstanceState.GONE}
             since = {
                 rank: at - SHOWN_WITHIN if rank in over else before.absent_since.get(rank, at)
                 for rank, at in gang.absent_since.items()

@@ -6,8 +6,8 @@ import gzip
 import json
 import math
 import re
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Final
@@ -179,16 +179,22 @@ def current_prices(rows: Iterable[Any]) -> tuple[dict[Pool, MicroUsdPerHour], li
     return prices, rejected
 
 
-def price_changes(rows: Iterable[Any], pool: Pool) -> dict[datetime, MicroUsdPerHour]:
-    """Return since when this pool had which price; a row that cannot be read is left out."""
-    found: dict[datetime, MicroUsdPerHour] = {}
-    for row in (row_or_none(PriceRow, raw) for raw in rows):
-        if row is None or row.ProductDescription not in LINUX_PRODUCTS or row.Timestamp is None:
-            continue
-        if (row.InstanceType, row.AvailabilityZone) == pool:
-            with suppress(ValueError):
-                found[row.Timestamp.astimezone(UTC)] = spot_price(row.SpotPrice)
-    return found
+def price_changes(rows: Iterable[Any], kind: str) -> tuple[dict[Pool, dict[datetime, MicroUsdPerHour]], int]:
+    """Return since when each pool of this type had which price, and how many rows cannot be read."""
+    found: defaultdict[Pool, dict[datetime, MicroUsdPerHour]] = defaultdict(dict)
+    rejected = 0
+    for raw in rows:
+        row = row_or_none(PriceRow, raw)
+        if row is None or row.Timestamp is None or row.Timestamp.tzinfo is None:
+            rejected += 1
+        elif row.ProductDescription in LINUX_PRODUCTS and row.InstanceType == kind:
+            try:
+                price = spot_price(row.SpotPrice)
+            except ValueError:
+                rejected += 1
+            else:
+                found[kind, row.AvailabilityZone][row.Timestamp.astimezone(UTC)] = price
+    return found, rejected
 
 
 class PastPrices:
@@ -230,7 +236,8 @@ class PastPrices:
             except (ProviderError, TimeoutError) as exc:
                 self._services.log.warning("aws.past_prices_unknown", pool=":".join(pool), detail=str(exc))
                 continue
-            self._known[pool] = own = dict(sorted({**own, **price_changes(rows, pool)}.items())[-PRICES_MAX:])
+            changes = price_changes(rows, pool[0])[0].get(pool, {})
+            self._known[pool] = own = dict(sorted({**own, **changes}.items())[-PRICES_MAX:])
             self._read_at[pool] = now
             if own:
                 prices[pool] = own[max(own)]
@@ -380,6 +387,11 @@ def key_in(row: AwsInstanceRow, install: InstallId) -> AttemptKey | None:
     return key_of(tags.get(KEY_TAG) or (row.ClientToken or "").partition("/")[0], install)
 
 
+def state_of(row: AwsInstanceRow) -> InstanceState:
+    """Return the state of a machine; one that is not documented, or not stated, is unknown, never gone."""
+    return STATES.get(row.State.Name if row.State is not None else "", InstanceState.UNKNOWN)
+
+
 def pool_of(row: AwsInstanceRow) -> Pool:
     """Return the type and the zone of a machine, empty where AWS does not state them."""
     return row.InstanceType or "", row.Placement.AvailabilityZone if row.Placement is not None else ""
@@ -395,11 +407,11 @@ def as_instance(
     announced_at: datetime | None = None,
     past_prices: tuple[tuple[datetime, MicroUsdPerHour], ...] = (),
 ) -> Instance:
-    """Translate a row to a machine. An undocumented state is unknown, never gone.
+    """Translate a row to a machine.
 
     `announced_at` is when we first saw an announced interruption, for one whose own time cannot be read.
     """
-    state = STATES.get(row.State.Name, InstanceState.UNKNOWN) if row.State is not None else InstanceState.UNKNOWN
+    state = state_of(row)
     code = request.Status.Code if request is not None else ""
     decided_at = announced_at
     if request is not None and request.Status.UpdateTime is not None:
@@ -424,8 +436,7 @@ def as_instance(
 
 def is_announced(row: AwsInstanceRow, request: SpotRequestRow | None) -> bool:
     """Whether EC2 has said that it takes this machine, which still runs."""
-    state = STATES.get(row.State.Name, InstanceState.UNKNOWN) if row.State is not None else InstanceState.UNKNOWN
-    return state in _RUNS and request is not None and request.Status.Code in ANNOUNCED
+    return state_of(row) in _RUNS and request is not None and request.Status.Code in ANNOUNCED
 
 
 def _ended_at(row: AwsInstanceRow, request: SpotRequestRow | None) -> datetime | None:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any, Final
 
-from spotd_providers.aws.offers import GP3_PRICE, PROVIDER, offer_id
-from spotd_providers.aws.region import LINUX_PRODUCTS, Pool, Region
-from spotd_providers.aws.wire import Hardware, PriceRow, spot_price
-from spotd_providers.contract.errors import RequestRejected
+from spotd_providers.aws.doctor import WHO
+from spotd_providers.aws.offers import GP3_PRICE, PROVIDER, offer_id, price_changes
+from spotd_providers.aws.region import Region
+from spotd_providers.aws.wire import Hardware
 from spotd_providers.contract.provider import OfferPriceHistory, PriceHistoryPage, Services
-from spotd_providers.contract.values import Market, MicroUsdPerHour, PoolId
-from spotd_providers.kit.shapes import row_or_none
+from spotd_providers.contract.values import Market, PoolId
+from spotd_providers.kit.calls import past_page
 
 KEPT: Final = timedelta(days=90)
 
@@ -28,50 +28,23 @@ class AwsPriceHistory:
 
         The newest change before `since` comes with the rows, and is the price that held then.
         """
-        until = self._services.clock.now()
-        since = max(since, until - KEPT)
-        pages = [
-            (f"{name}/{kind}", region, hardware)
+        sold = {
+            f"{name}/{kind}": (region, hardware)
             for name, region in sorted(self._regions.items())
             for kind, hardware in sorted((await region.kinds()).usable.items())
             if hardware.gpu_count
-        ]
-        if after and after not in {name for name, _, _ in pages}:
-            raise RequestRejected(f"AWS has no page {after} of past prices", field="after", reason="unknown page")
-        names = [name for name, _, _ in pages]
-        place = names.index(after) if after else 0
-        if not pages:
-            return PriceHistoryPage(offers=(), since=since, until=until)
-        _, region, hardware = pages[place]
-        rows = await region.history_rows(hardware.instance_type, since)
-        offers, rejected = offers_of_past(rows, hardware)
-        return PriceHistoryPage(
-            offers=offers,
-            since=since,
-            until=until,
-            next="" if place + 1 == len(names) else names[place + 1],
-            rejected=rejected,
-            left=len(names) - place - 1,
-        )
+        }
+        page = past_page(list(sold), since, self._services.clock.now(), after=after, kept=KEPT, who=WHO)
+        if not page.names:
+            return page.answer()
+        region, hardware = sold[page.names[0]]
+        rows = await region.history_rows(hardware.instance_type, page.since)
+        return page.answer(*offers_of_past(rows, hardware))
 
 
 def offers_of_past(rows: Iterable[Any], hardware: Hardware) -> tuple[tuple[OfferPriceHistory, ...], int]:
     """Return the changes of each zone, and how many rows cannot be used."""
-    found: dict[Pool, dict[datetime, MicroUsdPerHour]] = {}
-    rejected = 0
-    for raw in rows:
-        row = row_or_none(PriceRow, raw)
-        if row is None or row.Timestamp is None or row.Timestamp.tzinfo is None:
-            rejected += 1
-            continue
-        if row.ProductDescription not in LINUX_PRODUCTS or row.InstanceType != hardware.instance_type:
-            continue
-        try:
-            price = spot_price(row.SpotPrice)
-        except ValueError:
-            rejected += 1
-            continue
-        found.setdefault((row.InstanceType, row.AvailabilityZone), {})[row.Timestamp.astimezone(UTC)] = price
+    found, rejected = price_changes(rows, hardware.instance_type)
     offers = tuple(
         OfferPriceHistory(
             provider=PROVIDER,

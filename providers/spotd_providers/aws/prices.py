@@ -19,69 +19,39 @@ from spotd_providers.kit.shapes import Row
 TABLE_DATE: Final = date(2026, 7, 20)
 TABLE_REGION: Final = "us-east-1"
 
+
+def _price_table(text: str) -> Mapping[str, str]:
+    """Read lines of a family with its sizes and their prices."""
+    rows = [line.split() for line in text.split("\n") if line.strip()]
+    return {
+        f"{family}.{size}": price for family, *rest in rows for size, price in zip(rest[::2], rest[1::2], strict=True)
+    }
+
+
 # Linux, shared tenancy, USD per hour, from AWS's price list of that date.
-_US_EAST_1: Final[Mapping[str, str]] = {
-    "g4dn.xlarge": "0.526",
-    "g4dn.2xlarge": "0.752",
-    "g4dn.4xlarge": "1.204",
-    "g4dn.8xlarge": "2.176",
-    "g4dn.12xlarge": "3.912",
-    "g4dn.16xlarge": "4.352",
-    "g4dn.metal": "7.824",
-    "g5.xlarge": "1.006",
-    "g5.2xlarge": "1.212",
-    "g5.4xlarge": "1.624",
-    "g5.8xlarge": "2.448",
-    "g5.16xlarge": "4.096",
-    "g5.12xlarge": "5.672",
-    "g5.24xlarge": "8.144",
-    "g5.48xlarge": "16.288",
-    "g6f.large": "0.202",
-    "g6f.xlarge": "0.2375",
-    "g6f.2xlarge": "0.475",
-    "g6f.4xlarge": "0.95",
-    "g6.xlarge": "0.8048",
-    "g6.2xlarge": "0.9776",
-    "g6.4xlarge": "1.3232",
-    "g6.8xlarge": "2.0144",
-    "g6.16xlarge": "3.3968",
-    "g6.12xlarge": "4.6016",
-    "g6.24xlarge": "6.6752",
-    "g6.48xlarge": "13.3504",
-    "gr6.4xlarge": "1.5392",
-    "gr6.8xlarge": "2.4464",
-    "g6e.xlarge": "1.861",
-    "g6e.2xlarge": "2.2421",
-    "g6e.4xlarge": "3.0042",
-    "g6e.8xlarge": "4.5286",
-    "g6e.16xlarge": "7.5772",
-    "g6e.12xlarge": "10.4926",
-    "g6e.24xlarge": "15.0656",
-    "g6e.48xlarge": "30.1312",
-    "g7.2xlarge": "2.52",
-    "g7.4xlarge": "3.0421",
-    "g7.8xlarge": "4.0862",
-    "g7.12xlarge": "7.1283",
-    "g7.24xlarge": "14.2566",
-    "g7.48xlarge": "28.5133",
-    "g7e.2xlarge": "3.3631",
-    "g7e.4xlarge": "3.9982",
-    "g7e.8xlarge": "5.2682",
-    "g7e.12xlarge": "8.2861",
-    "g7e.24xlarge": "16.5722",
-    "g7e.48xlarge": "33.1443",
-    "p3.2xlarge": "3.06",
-    "p3.8xlarge": "12.24",
-    "p3.16xlarge": "24.48",
-    "p3dn.24xlarge": "31.212",
-    "p4d.24xlarge": "21.9576",
-    "p4de.24xlarge": "27.4471",
-    "p5.4xlarge": "6.88",
-    "p5.48xlarge": "55.04",
-    "p5en.48xlarge": "63.296",
-    "p6-b200.48xlarge": "113.9328",
-    "p6-b300.48xlarge": "142.416",
-}
+_US_EAST_1: Final = _price_table(
+    """
+    g4dn     xlarge 0.526  2xlarge 0.752  4xlarge 1.204  8xlarge 2.176  12xlarge 3.912  16xlarge 4.352  metal 7.824
+    g5       xlarge 1.006  2xlarge 1.212  4xlarge 1.624  8xlarge 2.448  16xlarge 4.096  12xlarge 5.672
+    g5       24xlarge 8.144  48xlarge 16.288
+    g6f      large 0.202  xlarge 0.2375  2xlarge 0.475  4xlarge 0.95
+    g6       xlarge 0.8048  2xlarge 0.9776  4xlarge 1.3232  8xlarge 2.0144  16xlarge 3.3968  12xlarge 4.6016
+    g6       24xlarge 6.6752  48xlarge 13.3504
+    gr6      4xlarge 1.5392  8xlarge 2.4464
+    g6e      xlarge 1.861  2xlarge 2.2421  4xlarge 3.0042  8xlarge 4.5286  16xlarge 7.5772  12xlarge 10.4926
+    g6e      24xlarge 15.0656  48xlarge 30.1312
+    g7       2xlarge 2.52  4xlarge 3.0421  8xlarge 4.0862  12xlarge 7.1283  24xlarge 14.2566  48xlarge 28.5133
+    g7e      2xlarge 3.3631  4xlarge 3.9982  8xlarge 5.2682  12xlarge 8.2861  24xlarge 16.5722  48xlarge 33.1443
+    p3       2xlarge 3.06  8xlarge 12.24  16xlarge 24.48
+    p3dn     24xlarge 31.212
+    p4d      24xlarge 21.9576
+    p4de     24xlarge 27.4471
+    p5       4xlarge 6.88  48xlarge 55.04
+    p5en     48xlarge 63.296
+    p6-b200  48xlarge 113.9328
+    p6-b300  48xlarge 142.416
+    """
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

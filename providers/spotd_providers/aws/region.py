@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from fnmatch import fnmatchcase
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final
 
 from spotd_providers.aws.answers import FULL_FOR, Optional, contract_errors
 from spotd_providers.aws.prices import AwsOnDemandPrices, endpoint_region, listed_prices, questions
@@ -30,8 +30,8 @@ from spotd_providers.aws.wire import (
 from spotd_providers.contract.errors import AuthFailed, ProviderError, RequestRejected, Unavailable
 from spotd_providers.contract.provider import Services
 from spotd_providers.contract.values import MicroUsdPerHour, Rejected
-from spotd_providers.kit.calls import RequestPace, retry_read
-from spotd_providers.kit.shapes import row_or_none
+from spotd_providers.kit.calls import Kept, RequestPace, retry_read
+from spotd_providers.kit.shapes import readable_rows, row_or_none
 
 INTERVAL: Final = timedelta(seconds=0.4)
 PAGES_MAX: Final = 400
@@ -39,25 +39,8 @@ PAGED_ROWS_MAX: Final = 100_000
 """Of one question: a region has some thousand pairs of a type and a zone, each with a few products."""
 MACHINE_ROWS_MAX: Final = 10_000
 LINUX_PRODUCTS: Final = ("Linux/UNIX", "Linux/UNIX (Amazon VPC)")
-T = TypeVar("T")
 Pool = tuple[str, str]
 """Instance type and zone."""
-
-
-class RegionState(Generic[T]):
-    """A value that is asked for again once it is older than `lasts`."""
-
-    def __init__(self, services: Services, lasts: timedelta, ask: Callable[[], Awaitable[T]]) -> None:
-        self._clock = services.clock
-        self._lasts = lasts
-        self._ask = ask
-        self._known: tuple[datetime, T] | None = None
-
-    async def get(self) -> T:
-        now = self._clock.now()
-        if self._known is None or now - self._known[0] >= self._lasts:
-            self._known = (now, await self._ask())
-        return self._known[1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,13 +74,13 @@ class Region:
         self._settings = settings
         self._services = services
         self._pace = pace
-        self.kinds = RegionState(services, timedelta(hours=6), self._ask_kinds).get
+        self.kinds = Kept(services.clock, timedelta(hours=6), self._ask_kinds).get
         """The instance types that this region sells, of those to consider."""
-        self.pools = RegionState(services, timedelta(hours=6), self._ask_pools).get
+        self.pools = Kept(services.clock, timedelta(hours=6), self._ask_pools).get
         """Which of them exist in which zone."""
-        self._subnets = RegionState(services, timedelta(hours=1), self._ask_subnets)
+        self._subnets = Kept(services.clock, timedelta(hours=1), self._ask_subnets)
         self._full_until: dict[str, datetime] = {}
-        self.image = RegionState(services, timedelta(days=1), self._ask_image).get
+        self.image = Kept(services.clock, timedelta(days=1), self._ask_image).get
         """The machine image that machines boot from; `RequestRejected` where the settings name none that exists."""
         self.price_list = Optional[Mapping[str, MicroUsdPerHour]](
             services, self._ask_price_list, without={}, fresh=timedelta(days=1), kept=timedelta(days=14)
@@ -142,29 +125,22 @@ class Region:
     async def price_rows(self, pool: Pool | None = None, *, since: datetime | None = None) -> Sequence[Any]:
         """Return the rows of the spot prices in force, in every zone or for one pool; with `since` all from then on."""
         types = sorted((await self.kinds()).usable) if pool is None else [pool[0]]
-        if not types:
-            return ()
         where = {} if pool is None else {"AvailabilityZone": pool[1]}
+        # Without a start AWS sends 90 days of changes; from now on it is one row per type, zone and product.
+        return await self._spot_prices(types, since or self._services.clock.now(), **where) if types else ()
+
+    async def history_rows(self, instance_type: str, since: datetime) -> Sequence[Any]:
+        """Return every change of the spot price of one type since then, and the price that held then."""
+        return await self._spot_prices([instance_type], since, EndTime=self._services.clock.now())
+
+    async def _spot_prices(self, types: list[str], since: datetime, **where: Any) -> Sequence[Any]:
         return await self._pages(
             "describe_spot_price_history",
             "SpotPriceHistory",
             InstanceTypes=types,
             **where,
             ProductDescriptions=list(LINUX_PRODUCTS),
-            # Without a start AWS sends 90 days of changes; from now on it is one row per type, zone and product.
-            StartTime=since or self._services.clock.now(),
-            MaxResults=1000,
-        )
-
-    async def history_rows(self, instance_type: str, since: datetime) -> Sequence[Any]:
-        """Return every change of the spot price of one type since then, and the price that held then."""
-        return await self._pages(
-            "describe_spot_price_history",
-            "SpotPriceHistory",
-            InstanceTypes=[instance_type],
-            ProductDescriptions=list(LINUX_PRODUCTS),
             StartTime=since,
-            EndTime=self._services.clock.now(),
             MaxResults=1000,
         )
 
@@ -254,8 +230,7 @@ class Region:
             Filters=[{"Name": "instance-type", "Values": list(self._settings.types)}],
             MaxResults=1000,
         )
-        rows = (row_or_none(OfferingRow, row) for row in raw)
-        return [(row.InstanceType, row.Location) for row in rows if row is not None]
+        return [(row.InstanceType, row.Location) for row in readable_rows(OfferingRow, raw)]
 
     async def _ask_price_list(self) -> Mapping[str, MicroUsdPerHour]:
         prices: dict[str, MicroUsdPerHour] = {}
@@ -313,16 +288,14 @@ class Region:
         filters = [{"Name": "group-name", "Values": ["default"]}, {"Name": "vpc-id", "Values": vpcs}]
         chosen = {"GroupIds": list(own)} if own else {"Filters": filters, "MaxResults": 1000}
         raw = await self._pages("describe_security_groups", "SecurityGroups", **chosen)
-        groups = [row for row in (row_or_none(SecurityGroupRow, item) for item in raw) if row is not None]
+        groups = readable_rows(SecurityGroupRow, raw)
         return {subnet.SubnetId: ground_of(subnet, groups) for subnet in subnets}
 
     async def _ask_subnets(self) -> Sequence[SubnetRow]:
         own = self._settings.subnets
         chosen = {"Name": "subnet-id", "Values": list(own)} if own else {"Name": "default-for-az", "Values": ["true"]}
         raw = await self._pages("describe_subnets", "Subnets", Filters=[chosen], MaxResults=1000)
-        rows = [row for row in (row_or_none(SubnetRow, item) for item in raw) if row is not None]
-        rows.sort(key=lambda row: row.AvailableIpAddressCount)
-        return rows
+        return sorted(readable_rows(SubnetRow, raw), key=lambda row: row.AvailableIpAddressCount)
 
     async def _ask_image(self) -> MachineImage:
         image_id = self._settings.ami.get(self.name) or await self._image_by_parameter()

@@ -12,13 +12,11 @@ from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any, Final
 
-import anyio
-
 from spotd_providers.contract.errors import AuthFailed, Unavailable
 from spotd_providers.contract.provider import Clock, Services
 from spotd_providers.googlecloud.wire import DIALECT, WHO, GoogleSettings
 from spotd_providers.kit.boundary import install_command
-from spotd_providers.kit.calls import BlockingCalls, Rest
+from spotd_providers.kit.calls import BlockingCalls, KeptToken, is_token
 from spotd_providers.kit.http import open_http
 from spotd_providers.kit.rest import READ_TIMEOUT_S, RestClient
 
@@ -34,30 +32,20 @@ _HINT: Final = (
 )
 
 
-class GoogleTokens:
+class GoogleTokens(KeptToken):
     """The bearer token of now."""
 
     def __init__(self, credential: str | None, clock: Clock) -> None:
+        super().__init__(clock)
         self._credential = credential
-        self._clock = clock
         self._calls = BlockingCalls(1)
-        self._one = anyio.Lock()
-        self._token = ""
-        self._fresh = Rest(clock)
         self._login: Any = None
 
-    async def __call__(self, *, refused: bool) -> str:
-        before = self._token
-        async with self._one:
-            if self._token and self._fresh.left() > timedelta(0) and not (refused and self._token == before):
-                return self._token
-            try:
-                token = await self._calls.run(self._refresh_login, timeout_s=LOGIN_TIMEOUT_S)
-            except TimeoutError as exc:
-                raise Unavailable("Google gives no token in time") from exc
-            self._token, self._fresh = token, Rest(self._clock)
-            self._fresh.take(TOKEN_FOR)
-            return token
+    async def _fetch(self) -> tuple[str, timedelta]:
+        try:
+            return await self._calls.run(self._refresh_login, timeout_s=LOGIN_TIMEOUT_S), TOKEN_FOR
+        except TimeoutError as exc:
+            raise Unavailable("Google gives no token in time") from exc
 
     def _refresh_login(self) -> str:
         """Refresh the login; its errors are not chained, since they quote what was sent.
@@ -85,8 +73,7 @@ class GoogleTokens:
             raise Unavailable(f"Google's login does not answer ({type(exc).__name__})") from None
         except (exceptions.GoogleAuthError, ValueError, TypeError) as exc:
             raise AuthFailed(f"no login at Google Cloud ({type(exc).__name__}): {_HINT}") from None
-        token = self._login.token
-        if not isinstance(token, str) or not token.isascii() or not token.isprintable() or not token:
+        if not is_token(token := self._login.token):
             raise Unavailable("Google's login gave no token")
         return token
 

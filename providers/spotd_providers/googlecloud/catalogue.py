@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Annotated, Any, Final, Generic, TypeVar
+from typing import Annotated, Any, Final
 
-import anyio
 from pydantic import Field
 
-from spotd_providers.contract.errors import AuthFailed, NotSupported, ProviderError, RequestRejected, Unavailable
-from spotd_providers.contract.provider import Clock, OfferPriceHistory, PriceHistoryPage, Services
+from spotd_providers.contract.errors import AuthFailed, NotSupported, ProviderError, Unavailable
+from spotd_providers.contract.provider import OfferPriceHistory, PriceHistoryPage, Services
 from spotd_providers.contract.values import CAPACITY_SCORE_MAX, Market, MicroUsdPerHour, PoolId, Rejected
 from spotd_providers.googlecloud.offers import (
     IMAGE_GB,
@@ -28,7 +27,7 @@ from spotd_providers.googlecloud.offers import (
     zones_of,
 )
 from spotd_providers.googlecloud.wire import PROVIDER, WHO, GoogleSettings, every_row
-from spotd_providers.kit.calls import Rest, ask_each, judge_apart
+from spotd_providers.kit.calls import Kept, Rest, ask_each, judge_apart, past_page
 from spotd_providers.kit.rest import Meaning, RestClient, RestRefused
 from spotd_providers.kit.shapes import Instant, Lenient, Row, row_or_none
 
@@ -42,31 +41,6 @@ ASKED_MAX: Final = 24
 """Pools whose advice one poll asks for; the next one goes on."""
 HISTORY_KEPT: Final = timedelta(days=90)
 HAZARD_MAX: Final = 1_000_000
-T = TypeVar("T")
-
-
-class Kept(Generic[T]):
-    """What one read found, for a while."""
-
-    def __init__(self, clock: Clock, span: timedelta, read: Callable[[], Awaitable[T]]) -> None:
-        self._clock, self._span, self._read = clock, span, read
-        self._one = anyio.Lock()
-        self._found: list[T] = []
-        self._fresh = Rest(clock)
-
-    async def get(self, *, within: timedelta | None = None) -> T:
-        """Return what the last read found, or read anew where that is old, or older than `within`."""
-        async with self._one:
-            old = timedelta(0) if within is None else self._span - within
-            if not self._found or self._fresh.left() <= old:
-                self._found = [await self._read()]
-                self._fresh = Rest(self._clock)
-                self._fresh.take(self._span)
-            return self._found[0]
-
-    def forget(self) -> None:
-        """Let the next question be asked anew."""
-        self._found = []
 
 
 class _Image(Row):
@@ -233,26 +207,21 @@ class Catalogue:
         Raises:
             NotSupported: this project may not ask.
         """
-        until = self._services.clock.now()
-        since = max(since, until - HISTORY_KEPT)
         kinds, _, whole = await self.kinds()
         pages = {f"{one.name}:{one.zone}": one for one in kinds if one.count and not one.attached}
         if not whole:
             raise Unavailable(f"{WHO}'s types are not all known now")
-        if after and after not in pages:
-            raise RequestRejected(f"{WHO} has no page {after} of past prices", field="after", reason="unknown page")
-        names = sorted(pages)
-        if not names:
-            return PriceHistoryPage(offers=(), since=since, until=until)
-        place = names.index(after) if after else 0
-        kind = pages[names[place]]
+        page = past_page(sorted(pages), since, self._services.clock.now(), after=after, kept=HISTORY_KEPT, who=WHO)
+        if not page.names:
+            return page.answer()
+        kind = pages[page.names[0]]
         body = {
             "instanceProperties": {"machineType": kind.row.name, "scheduling": {"provisioningModel": "SPOT"}},
             "locationPolicy": {"location": f"zones/{kind.zone}"},
             "types": ["PRICE"],
         }
         raw = (await self._advice(kind.region, "capacityHistory", body)).get("priceHistory")
-        changes, rejected = past_prices(raw if isinstance(raw, list) else [], since, until)
+        changes, rejected = past_prices(raw if isinstance(raw, list) else [], page.since, page.until)
         offer = OfferPriceHistory(
             provider=PROVIDER,
             offer_id=offer_id(kind, Market.SPOT),
@@ -263,14 +232,7 @@ class Catalogue:
             storage_price=disk_price(kind, await self.prices.get(), self._settings),
             changes=changes,
         )
-        return PriceHistoryPage(
-            offers=(offer,) if changes else (),
-            since=since,
-            until=until,
-            next="" if place + 1 == len(names) else names[place + 1],
-            rejected=rejected,
-            left=len(names) - place - 1,
-        )
+        return page.answer((offer,) if changes else (), rejected)
 
 
 def score_of(obtainability: float) -> int:

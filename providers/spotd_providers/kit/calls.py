@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import islice
 from random import Random
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Generic, TypeGuard, TypeVar
 from urllib.parse import urlsplit
 
 import anyio
@@ -15,7 +17,7 @@ import anyio.to_thread
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_after_attempt
 
 from spotd_providers.contract.errors import AuthFailed, ProviderError, RateLimited, RequestRejected, Unavailable
-from spotd_providers.contract.provider import Clock
+from spotd_providers.contract.provider import Clock, OfferPriceHistory, PriceHistoryPage
 from spotd_providers.contract.values import CheckLine
 from spotd_providers.kit.http import HttpAnswer
 
@@ -150,6 +152,67 @@ class RequestPace:
         self._rests.setdefault(endpoint, Rest(self._clock)).take(wait)
 
 
+# What changes rarely, read now and then.
+
+
+class Kept(Generic[T]):
+    """What one read found, for a while."""
+
+    def __init__(self, clock: Clock, span: timedelta, read: Callable[[], Awaitable[T]]) -> None:
+        self._clock, self._span, self._read = clock, span, read
+        self._one = anyio.Lock()
+        self._found: list[T] = []
+        self._fresh = Rest(clock)
+
+    async def get(self, *, within: timedelta | None = None) -> T:
+        """Return what the last read found, or read anew where that is old, or older than `within`."""
+        async with self._one:
+            old = timedelta(0) if within is None else self._span - within
+            if not self._found or self._fresh.left() <= old:
+                self._found = [await self._read()]
+                self._fresh = Rest(self._clock)
+                self._fresh.take(self._span)
+            return self._found[0]
+
+    def forget(self) -> None:
+        """Let the next question be asked anew."""
+        self._found = []
+
+
+class KeptToken(ABC):
+    """The bearer token of now (`kit.http.TokenSource`): fetched anew when its time is over, or when it was refused."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._token = ""
+        self._left = Rest(clock)
+        self._one = anyio.Lock()
+
+    @abstractmethod
+    async def _fetch(self) -> tuple[str, timedelta]:
+        """Return a token, and for how long it is used.
+
+        Raises:
+            AuthFailed, Unavailable: none is given.
+        """
+
+    def _keep(self, token: str, span: timedelta) -> None:
+        self._token, self._left = token, Rest(self._clock)
+        self._left.take(span)
+
+    async def __call__(self, *, refused: bool) -> str:
+        before = self._token
+        async with self._one:
+            if self._left.left() <= timedelta(0) or (refused and self._token == before):
+                self._keep(*await self._fetch())
+            return self._token
+
+
+def is_token(value: Any) -> TypeGuard[str]:
+    """Whether a value can be sent as a token."""
+    return isinstance(value, str) and bool(value) and value.isascii() and value.isprintable()
+
+
 # A list that a provider answers page by page, read to its end or to where it breaks off.
 
 
@@ -191,6 +254,59 @@ async def all_pages(
             return rows, False
         tokens.add(following)
         token = following
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PastPage:
+    """What one page of past prices is asked for.
+
+    Attributes:
+        names: of what is priced; empty where nothing is sold.
+        next: the cursor of the page behind it, empty for the last one.
+        left: how many pages are behind it.
+    """
+
+    names: Sequence[str]
+    since: datetime
+    until: datetime
+    next: str
+    left: int
+
+    def answer(self, offers: Iterable[OfferPriceHistory] = (), rejected: int = 0) -> PriceHistoryPage:
+        """Return the page with what was found."""
+        return PriceHistoryPage(
+            offers=tuple(offers),
+            since=self.since,
+            until=self.until,
+            next=self.next,
+            rejected=rejected,
+            left=self.left,
+        )
+
+
+def past_page(
+    names: Sequence[str], since: datetime, now: datetime, *, after: str, kept: timedelta, who: str, size: int = 1
+) -> PastPage:
+    """Return the page of past prices whose cursor is `after`: the first name on it, or nothing for the first page.
+
+    Args:
+        kept: how far back the provider knows prices.
+        size: how many names one question asks for.
+
+    Raises:
+        RequestRejected: no page begins so.
+    """
+    first = names[::size]
+    if after and after not in first:
+        raise RequestRejected(f"{who} has no page {after} of past prices", field="after", reason="unknown page")
+    place = first.index(after) if after else 0
+    return PastPage(
+        names=names[place * size : (place + 1) * size],
+        since=max(since, now - kept),
+        until=now,
+        next=first[place + 1] if place + 1 < len(first) else "",
+        left=max(0, len(first) - place - 1),
+    )
 
 
 def own_path(link: Any, base_url: str) -> str:

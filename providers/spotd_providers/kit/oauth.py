@@ -7,11 +7,9 @@ from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Final
 
-import anyio
-
 from spotd_providers.contract.errors import AuthFailed, Unavailable
 from spotd_providers.contract.provider import Clock, Services
-from spotd_providers.kit.calls import Rest
+from spotd_providers.kit.calls import KeptToken, is_token
 from spotd_providers.kit.http import AnswerLost, Http, RequestOptions, open_http
 from spotd_providers.kit.rest import READ_TIMEOUT_S, Dialect, RestClient
 from spotd_providers.kit.shapes import decode_or_none
@@ -20,44 +18,35 @@ TOKEN_MARGIN: Final = timedelta(seconds=60)
 TOKEN_LIFE_MAX: Final = timedelta(hours=12)
 
 
-class Tokens:
+class Tokens(KeptToken):
     """Bearer tokens for the pair of client id and secret, fetched when one is about to run out or was refused."""
 
     def __init__(
         self, http: Http, path: str, pair: tuple[str, str], *, who: str, clock: Clock, scope: str | None = None
     ) -> None:
+        super().__init__(clock)
         self._http = http
         self._path = path
         self._who = who
-        self._clock = clock
         body = {"grant_type": "client_credentials", "client_id": pair[0], "client_secret": pair[1]}
         # The standard asks for a form; who names no scope was seen to take JSON.
         self._sent: RequestOptions = {"json_body": body} if scope is None else {"form": {**body, "scope": scope}}
-        self._token = ""
-        self._left = Rest(clock)
-        self._one = anyio.Lock()
 
-    async def __call__(self, *, refused: bool) -> str:
-        before = self._token
-        async with self._one:
-            if self._token and self._left.left() > timedelta(0) and not (refused and self._token == before):
-                return self._token
-            try:
-                answer = await self._http.send("POST", self._path, **self._sent)
-            except AnswerLost as exc:
-                raise Unavailable(f"{self._who}'s answer to a request for a token was lost") from exc
-            said = decode_or_none(answer.body, who=self._who)
-            if answer.status in (400, 401, 403) and isinstance(said, dict):
-                raise AuthFailed(f"{self._who} refused the pair of client_id and api_key ({answer.status})")
-            token = said.get("access_token") if isinstance(said, dict) and answer.status < 300 else None
-            if not isinstance(token, str) or not token.isascii() or not token.isprintable() or not token:
-                raise Unavailable(f"{self._who} answered {answer.status} to a request for a token, and no token")
-            life = said.get("expires_in")
-            known = isinstance(life, int | float) and 0 < life < TOKEN_LIFE_MAX.total_seconds()
-            span = timedelta(seconds=life) if known else TOKEN_MARGIN * 2
-            self._token, self._left = token, Rest(self._clock)
-            self._left.take(span - min(TOKEN_MARGIN, span / 4))
-            return token
+    async def _fetch(self) -> tuple[str, timedelta]:
+        try:
+            answer = await self._http.send("POST", self._path, **self._sent)
+        except AnswerLost as exc:
+            raise Unavailable(f"{self._who}'s answer to a request for a token was lost") from exc
+        said = decode_or_none(answer.body, who=self._who)
+        if answer.status in (400, 401, 403) and isinstance(said, dict):
+            raise AuthFailed(f"{self._who} refused the pair of client_id and api_key ({answer.status})")
+        token = said.get("access_token") if isinstance(said, dict) and answer.status < 300 else None
+        if not is_token(token):
+            raise Unavailable(f"{self._who} answered {answer.status} to a request for a token, and no token")
+        life = said.get("expires_in")
+        known = isinstance(life, int | float) and 0 < life < TOKEN_LIFE_MAX.total_seconds()
+        span = timedelta(seconds=life) if known else TOKEN_MARGIN * 2
+        return token, span - min(TOKEN_MARGIN, span / 4)
 
 
 @asynccontextmanager

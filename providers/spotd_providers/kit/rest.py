@@ -64,6 +64,16 @@ class Meaning(Enum):
     REJECTED = "the request is wrong"
 
 
+_OF_PURCHASE: Final[Mapping[Meaning, type[ProviderError]]] = {
+    Meaning.NO_CAPACITY: NoCapacity,
+    Meaning.OFFER_GONE: OfferGone,
+    Meaning.QUOTA: QuotaExceeded,
+    Meaning.NO_BALANCE: NoBalance,
+    Meaning.PRICE_MOVED: PriceMoved,
+    # These, and too many requests, only of a purchase that was accepted and failed later: nothing of it is wrong.
+    Meaning.AUTH: AuthFailed,
+    Meaning.UNAVAILABLE: Unavailable,
+}
 _BY_STATUS: Final = {401: Meaning.AUTH, 402: Meaning.NO_BALANCE, 429: Meaning.TOO_OFTEN}
 """Statuses that mean the same whatever the body says."""
 _BY_OWN_STATUS: Final = {403: Meaning.AUTH, 404: Meaning.ABSENT, 410: Meaning.ABSENT}
@@ -204,27 +214,12 @@ class RestRefused(DefiniteRefusal):
 
     def of_purchase(self) -> ProviderError:
         """Return the leaf of the contract for a purchase that was refused so."""
-        said = str(self)
-        match self.meaning:
-            case Meaning.NO_CAPACITY:
-                return NoCapacity(said)
-            case Meaning.OFFER_GONE:
-                return OfferGone(said)
-            case Meaning.QUOTA:
-                return QuotaExceeded(said)
-            case Meaning.NO_BALANCE:
-                return NoBalance(said)
-            case Meaning.PRICE_MOVED:
-                return PriceMoved(said)
-            # These three only of a purchase that was accepted and failed later: nothing of it is wrong.
-            case Meaning.AUTH:
-                return AuthFailed(said)
-            case Meaning.TOO_OFTEN:
-                return RateLimited(said, retry_after=PENALTY)
-            case Meaning.UNAVAILABLE:
-                return Unavailable(said)
-            case _:
-                return rejected(self.who, "request", self.detail or self.code or f"HTTP {self.status}")
+        if self.meaning is Meaning.TOO_OFTEN:
+            return RateLimited(str(self), retry_after=PENALTY)
+        leaf = _OF_PURCHASE.get(self.meaning)
+        if leaf is None:
+            return rejected(self.who, "request", self.detail or self.code or f"HTTP {self.status}")
+        return leaf(str(self))
 
 
 class RestClient:

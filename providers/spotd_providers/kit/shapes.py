@@ -156,6 +156,11 @@ def row_or_none(model: type[_M], raw: Any) -> _M | None:
         return None
 
 
+def readable_rows(model: type[_M], raw: Iterable[Any]) -> list[_M]:
+    """Parse rows of which those that are not valid may be left out: never those of machines, which bill on."""
+    return [row for row in (row_or_none(model, one) for one in raw) if row is not None]
+
+
 def row_or_reason(model: type[_M], raw: Any, *, offer_id: str) -> _M | Rejected:
     """Parse one row of what is sold, or say what is wrong with it."""
     if not is_small(raw):

@@ -55,7 +55,7 @@ from spotd_providers.contract.values import (
 )
 from spotd_providers.kit.calls import Page, all_pages, check_line, clock_line, rejected
 from spotd_providers.kit.http import HttpAnswer
-from spotd_providers.kit.shapes import CHARGE_ROWS_MAX, listed_reasons, require_few_charges, row_or_none
+from spotd_providers.kit.shapes import CHARGE_ROWS_MAX, listed_reasons, readable_rows, require_few_charges
 from spotd_providers.kit.text import clean, key_of, start_complaint
 
 CONFIRM_READS: Final = 3
@@ -313,7 +313,7 @@ class ProviderTemplate(ABC):
         require_few_charges(len(raw), who=self.who)
         if not whole:
             raise Unavailable(f"{self.who}'s bill breaks off")
-        rows = [row for row in (row_or_none(model, one) for one in raw) if row is not None]
+        rows = readable_rows(model, raw)
         if odd := len(raw) - len(rows):
             self._services.log.warning(self._event("charge_unreadable"), rows=odd)
         return tuple(charge for row in rows for charge in charges(row))
@@ -489,7 +489,7 @@ async def examine(
     greet: Callable[[], Awaitable[T]],
     then: Callable[[T], Iterable[Check | CheckLine]],
     *,
-    accepted: str,
+    accepted: str | Callable[[T], str],
     hint: str,
     refused: str = "",
     unanswered: str = "",
@@ -499,7 +499,7 @@ async def examine(
 
     async def key() -> str:
         answers.append(await greet())
-        return accepted
+        return accepted if isinstance(accepted, str) else accepted(answers[0])
 
     lines = [await check_line("key", key, hint=hint, refused=refused, unanswered=unanswered)]
     further = then(answers[0]) if answers else ()

@@ -24,7 +24,7 @@ import anyio
 from spotd_providers.contract.errors import AuthFailed, Unavailable
 from spotd_providers.contract.provider import Services
 from spotd_providers.kit.boundary import install_command, is_loopback, safe_base_url
-from spotd_providers.kit.calls import BlockingCalls, Rest
+from spotd_providers.kit.calls import BlockingCalls, KeptToken
 from spotd_providers.kit.http import Http, TokenSource, open_http
 from spotd_providers.kit.rest import READ_TIMEOUT_S, RestClient
 from spotd_providers.kit.text import clean
@@ -113,25 +113,18 @@ def _tls(found: Any, base_url: str) -> ssl.SSLContext | None:
     return context
 
 
-class _Login:
+class _Login(KeptToken):
     """The token of now: the file is read again after a while, and at once when the token is refused."""
 
     def __init__(self, settings: KubernetesSettings, services: Services, token: str) -> None:
+        super().__init__(services.clock)
         self._settings = settings
         self._calls = BlockingCalls(1)
-        self._lock = anyio.Lock()
-        self._fresh = Rest(services.clock)
-        self._fresh.take(TOKEN_FOR)
-        self._token = token
+        self._keep(token, TOKEN_FOR)
 
-    async def token(self, *, refused: bool) -> str:
-        used = self._token
-        async with self._lock:
-            if (refused and self._token == used) or not self._fresh.left():
-                access = await self._calls.run(lambda: read_access(self._settings), timeout_s=LOGIN_TIMEOUT_S)
-                self._token = access.token
-                self._fresh.take(TOKEN_FOR)
-            return self._token
+    async def _fetch(self) -> tuple[str, timedelta]:
+        access = await self._calls.run(lambda: read_access(self._settings), timeout_s=LOGIN_TIMEOUT_S)
+        return access.token, TOKEN_FOR
 
 
 @asynccontextmanager
@@ -160,7 +153,7 @@ async def open_cluster(settings: KubernetesSettings, services: Services) -> Asyn
             access = await calls.run(lambda: read_access(settings), timeout_s=LOGIN_TIMEOUT_S)
         except TimeoutError as exc:
             raise AuthFailed(f"the login program of {settings.kubeconfig} gave no token in a minute") from exc
-        base_url, tls, tokens = access.base_url, access.tls, _Login(settings, services, access.token).token
+        base_url, tls, tokens = access.base_url, access.tls, _Login(settings, services, access.token)
     headers = {"accept": "application/json"}
     async with open_http(base_url, headers=headers, timeout_s=READ_TIMEOUT_S, tls=tls, tokens=tokens) as http:
         client = RestClient(http, DIALECT, clock=services.clock, rng=services.rng)

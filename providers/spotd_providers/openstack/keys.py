@@ -9,13 +9,11 @@ from random import Random
 from typing import Any, Final, Unpack
 from urllib.parse import quote
 
-import anyio
-
 from spotd_providers.contract.errors import AuthFailed, ProviderError, Unavailable
 from spotd_providers.contract.provider import Clock
 from spotd_providers.contract.values import AttemptKey
 from spotd_providers.kit.boundary import is_loopback, safe_base_url
-from spotd_providers.kit.calls import Page, Rest
+from spotd_providers.kit.calls import KeptToken, Page, Rest, is_token
 from spotd_providers.kit.http import AnswerLost, Http, HttpAnswer, RequestOptions
 from spotd_providers.kit.oauth import TOKEN_LIFE_MAX, TOKEN_MARGIN
 from spotd_providers.kit.rest import RestClient
@@ -48,26 +46,17 @@ _ROOT: Final = re.compile(r"(.*?/v2(?:\.\d+)?)(?:/.*)?")
 _NUMBER: Final = re.compile(r"2\.(\d{1,3})")
 
 
-class Keystone:
+class Keystone(KeptToken):
     """Tokens for an application credential or a password, and where the services of one region answer."""
 
     def __init__(self, http: Http, settings: OpenstackSettings, secret: str, clock: Clock) -> None:
-        self._http, self._settings, self._secret, self._clock = http, settings, secret, clock
-        self._token = ""
-        self._left = Rest(clock)
-        self._one = anyio.Lock()
+        super().__init__(clock)
+        self._http, self._settings, self._secret = http, settings, secret
         self._urls: dict[str, str] = {}
         self._unsafe: frozenset[str] = frozenset()
         self.region = settings.region
         self.project = settings.project_id
         self.credential = settings.credential_id
-
-    async def __call__(self, *, refused: bool) -> str:
-        before = self._token
-        async with self._one:
-            if not self._token or self._left.left() <= timedelta(0) or (refused and self._token == before):
-                await self._log_in()
-            return self._token
 
     async def url(self, service: str) -> str:
         """Return where a service answers, without a slash at its end.
@@ -95,7 +84,7 @@ class Keystone:
         identity = {"methods": ["password"], "password": {"user": user}}
         return {"auth": {"identity": identity, "scope": {"project": {"id": settings.project_id}}}}
 
-    async def _log_in(self) -> None:
+    async def _fetch(self) -> tuple[str, timedelta]:
         try:
             answer = await self._http.send("POST", "/v3/auth/tokens", json_body=self._body())
         except AnswerLost as exc:
@@ -105,7 +94,7 @@ class Keystone:
             raise AuthFailed(f"{WHO} refused the credential ({answer.status})")
         token = answer.headers.get("x-subject-token", "") if answer.status in (200, 201) else ""
         said = body.get("token") if isinstance(body, dict) else None
-        if not token or not token.isascii() or not token.isprintable() or not isinstance(said, dict):
+        if not is_token(token) or not isinstance(said, dict):
             raise Unavailable(f"{WHO} answered {answer.status} to a request for a token, and no token")
         project = said.get("project")
         number = project.get("id") if isinstance(project, dict) else None
@@ -114,9 +103,8 @@ class Keystone:
             raise Unavailable(f"{WHO}'s token is of another project than {self.project}, or of none")
         self._urls, self._unsafe = self._endpoints(said.get("catalog"))
         self.project = number if isinstance(number, str) else ""
-        self._token, self._left = token, Rest(self._clock)
         span = self._life(said.get("expires_at"))
-        self._left.take(span - min(TOKEN_MARGIN, span / 4))
+        return token, span - min(TOKEN_MARGIN, span / 4)
 
     def _life(self, expires: Any) -> timedelta:
         """Return how long a token holds; one that does not say so is kept for minutes."""

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from spotd_providers.contract.errors import AuthFailed, ProviderError, Unavailable
+from spotd_providers.contract.errors import AuthFailed, ProviderError
 from spotd_providers.contract.provider import Services
 from spotd_providers.contract.values import (
     AttemptKey,
@@ -33,11 +33,11 @@ from spotd_providers.contract.values import (
     MicroUsdPerHour,
     micro_usd,
 )
-from spotd_providers.kit.shapes import row_or_none
+from spotd_providers.kit.shapes import readable_rows, row_or_none
 from spotd_providers.kit.template import as_unreadable, bound
-from spotd_providers.kit.text import quote_safely, write_atomically
+from spotd_providers.kit.text import quote_safely
 from spotd_providers.runpod.client import CLUSTERS, RunpodClient
-from spotd_providers.runpod.listing import LOSSES, STATES, PodKeys, is_id
+from spotd_providers.runpod.listing import LOSSES, STATES, PodKeys, is_id, make_mark
 from spotd_providers.runpod.offers import PROVIDER
 from spotd_providers.runpod.wire import WHO, ClusterRow, PodRow, RunpodSettings
 
@@ -102,12 +102,8 @@ class Clusters:
         Raises:
             Unavailable: it cannot be kept, so none may be bought.
         """
-        if self._mark.exists():
-            return
-        try:
-            write_atomically(self._mark, "")
-        except OSError as exc:
-            raise Unavailable(f"the state folder cannot be written: {exc.strerror}") from exc
+        if not self._mark.exists():
+            make_mark(self._mark)
 
     async def with_pods(self, members: Iterable[Any]) -> tuple[list[ListedCluster], bool]:
         """Return the account's clusters with those of all listed pods that are theirs, and whether these are all."""
@@ -144,8 +140,7 @@ class Clusters:
         pods: Sequence[Any] = ()
         with suppress(ProviderError):
             pods = await self._client.members(cluster_id)
-        known = tuple(row for one in pods if (row := row_or_none(PodRow, one)) is not None)
-        return ListedCluster(cluster_id=cluster_id, raw=raw, pods=known)
+        return ListedCluster(cluster_id=cluster_id, raw=raw, pods=readable_rows(PodRow, pods))
 
     def name_of(self, one: ListedCluster) -> Any:
         """Return the name in its row; for one without a row the key that it was bought or listed with."""

@@ -183,7 +183,7 @@ class StoredLogins:
                 known = next((identity for identity, other in await self._ours() if other == name), None)
                 if known is not None:
                     return known
-                write_atomically(self._mark, "")
+                make_mark(self._mark)
                 self._kept = None
                 return await self._client.add_registry(name, login)
             except (RestRefused, AuthFailed) as exc:
@@ -192,8 +192,6 @@ class StoredLogins:
                     field="login",
                     reason="not stored",
                 ) from exc
-            except OSError as exc:
-                raise Unavailable(f"the state folder cannot be written: {exc.strerror}") from exc
 
     async def drop_unused(self) -> None:
         """Delete ours that no login of the config uses; what cannot be deleted now is tried again at the next call."""
@@ -323,6 +321,18 @@ class PodLosses:
             self._image_checks.clear()
         self._image_checks[pod_id] = (now, complaint)
         return complaint
+
+
+def make_mark(file: Path) -> None:
+    """Keep for ever, as an empty file of the state folder, that something was done once.
+
+    Raises:
+        Unavailable: it cannot be kept, so it may not be done.
+    """
+    try:
+        write_atomically(file, "")
+    except OSError as exc:
+        raise Unavailable(f"the state folder cannot be written: {exc.strerror}") from exc
 
 
 def is_id(value: Any) -> bool:

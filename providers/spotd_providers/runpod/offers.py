@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -309,30 +310,21 @@ class UnexplainedRefusals:
     """Refused creates whose words do not say whether the offer or the request is at fault.
 
     A 400 is a lack of capacity or a broken rule, and only known sentences say which. An unknown one counts as the
-    first, so that the next offer is tried; if offer after offer is refused like that, it is the request.
+    first, so that the next offer is tried; if offer after offer is refused like that, it is the request. A 403 is a
+    pool that this account may not use, or the key: one that may only read is refused every create in the same words.
     """
 
     def __init__(self) -> None:
-        self._refused: set[OfferId] = set()
-        self._forbidden: set[OfferId] = set()
+        self._offers: defaultdict[str, set[OfferId]] = defaultdict(set)
 
-    def is_request_suspect(self, offer: OfferId) -> bool:
-        """Record a refused offer; whether so many different ones were refused in a row that the request is suspect."""
-        self._refused.add(offer)
-        return len(self._refused) >= UNEXPLAINED_MAX
-
-    def is_key_suspect(self, offer: OfferId) -> bool:
-        """Record a forbidden offer; whether so many different ones were forbidden in a row that the key is suspect.
-
-        A key that may only read is refused every create in words that read like a pool this account may not use.
-        """
-        self._forbidden.add(offer)
-        return len(self._forbidden) >= UNEXPLAINED_MAX
+    def is_suspect(self, what: str, offer: OfferId) -> bool:
+        """Record a refused offer; whether so many different ones were refused in a row that this is suspect."""
+        self._offers[what].add(offer)
+        return len(self._offers[what]) >= UNEXPLAINED_MAX
 
     def forget(self) -> None:
         """Forget all refusals, since a create was understood."""
-        self._refused.clear()
-        self._forbidden.clear()
+        self._offers.clear()
 
 
 def refusal_of_create(refused: RestRefused, request: LaunchRequest, unexplained: UnexplainedRefusals) -> ProviderError:
@@ -344,12 +336,12 @@ def refusal_of_create(refused: RestRefused, request: LaunchRequest, unexplained:
     if refused.meaning is not Meaning.REJECTED:
         unexplained.forget()
         return refused.of_purchase()
-    if refused.status == 403 and not is_cluster and unexplained.is_key_suspect(offer):
+    if refused.status == 403 and not is_cluster and unexplained.is_suspect("key", offer):
         return AuthFailed(
             f"RunPod forbids every create with this key: {said}; give it write access, `spotctl doctor` checks it"
         )
     if refused.status == 403:
         return NoCapacity(f"this account may not rent this kind of pod{' in clusters' * is_cluster}: {said}")
-    if refused.status in (400, 409) and not unexplained.is_request_suspect(offer):
+    if refused.status in (400, 409) and not unexplained.is_suspect("request", offer):
         return NoCapacity(f"RunPod did not make the pod, perhaps for want of machines: {said}")
     return refused.of_purchase() if refused.status in (400, 409, 413, 422) else Unavailable(str(refused))

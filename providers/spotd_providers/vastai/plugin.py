@@ -53,9 +53,9 @@ from spotd_providers.kit.rest import READ_TIMEOUT_S, Meaning, RestRefused, key_s
 from spotd_providers.kit.shapes import as_model, decode_or_none, row_or_none, signed_micro_usd
 from spotd_providers.kit.template import Check, ProviderTemplate, as_unreadable, bound, clock_lines, examine
 from spotd_providers.kit.text import CONSOLE_LINES, key_of, last_lines
-from spotd_providers.vastai.benchmarks import Benchmarks
 from spotd_providers.vastai.client import SEARCHES_PER_MINUTE, VastClient
-from spotd_providers.vastai.listing import as_charges, as_instance, ref_of
+from spotd_providers.vastai.listing import PriceIncreases, as_charges, as_instance, ref_of
+from spotd_providers.vastai.metrics import Benchmarks, VastPriceHistory
 from spotd_providers.vastai.offers import (
     PROVIDER,
     SCRIPT_CHARS_MAX,
@@ -64,8 +64,6 @@ from spotd_providers.vastai.offers import (
     request_body,
     search_body,
 )
-from spotd_providers.vastai.price_history import VastPriceHistory
-from spotd_providers.vastai.price_increases import PriceIncreases
 from spotd_providers.vastai.searching import OfferSearch, SearchResult
 from spotd_providers.vastai.wire import (
     BID,

@@ -84,7 +84,7 @@ def test_one_forbidden_pool_says_nothing_about_the_key(tmp_path: Path) -> None:
         no = RestRefused("RunPod", status=403, meaning=Meaning.REJECTED, problem=RefusalWords(text="forbidden"))
         kinds = [type(refusal_of_create(no, request, unexplained)) for _ in range(5)]
         assert set(kinds) == {NoCapacity}
-        unexplained.is_key_suspect(OfferId("x"))
+        unexplained.is_suspect("key", OfferId("x"))
         unexplained.forget()
         assert type(refusal_of_create(no, request, unexplained)) is NoCapacity
 

@@ -11,7 +11,7 @@ import pytest
 from spotd_providers.contract.values import Benchmark
 from spotd_providers.testkit.clock import START
 from spotd_providers.testkit.serve import GATEWAY_ERROR, Call, Canned
-from spotd_providers.vastai.benchmarks import AGAIN_AFTER, ASKED_EVERY, HOSTS_MIN, compare_results
+from spotd_providers.vastai.metrics import AGAIN_AFTER, BENCHMARKS_EVERY, HOSTS_MIN, compare_results
 from spotd_providers.vastai.plugin import VastProvider
 from tests.cases import every
 from tests.unit.providers.vastai.harness import VastHarness
@@ -76,7 +76,7 @@ def test_they_come_with_the_offers_and_are_asked_for_once_a_day(tmp_path: Path) 
         for _ in range(3):
             assert (await provider.offers(h.query())).benchmarks == FOUND
         assert len(h.requests(Call.OTHER)) == 1
-        h.later(ASKED_EVERY)
+        h.later(BENCHMARKS_EVERY)
         h.cloud.benchmarks = []
         assert (await provider.offers(h.query())).benchmarks == ()
 

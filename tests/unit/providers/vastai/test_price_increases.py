@@ -11,8 +11,8 @@ import pytest
 from spotd_providers.contract.values import Instance, InstanceState, Loss
 from spotd_providers.testkit.clock import START
 from spotd_providers.testkit.serve import GATEWAY_ERROR, Call, Canned
+from spotd_providers.vastai.listing import ASKED_EVERY
 from spotd_providers.vastai.plugin import VastProvider
-from spotd_providers.vastai.price_increases import ASKED_EVERY
 from tests.fakes.vastai.app import INCREASES
 from tests.unit.providers.vastai.harness import VastHarness
 from tests.unit.providers.vastai.stories import cheapest, play
