@@ -260,9 +260,8 @@ def bid_limit(item: Attempt, job: Job, policy: Policy) -> int:
 
 
 def may_change(item: Attempt, builder: PlanBuilder) -> bool:
-    """Whether no change of its bid is under way, or was a moment ago. An instant ahead is by another clock."""
-    known = builder.intent(bid_intent_id(item.key))
-    if (known is not None and known.is_open) or item.is_kept:
+    """Whether its bid was not changed a moment ago. An instant ahead is by another clock."""
+    if item.is_kept:
         return False
     changed_at, pause = item.bidding.changed_at, RAISE_EVERY if item.bidding.held_since is None else RAISE_HELD_EVERY
     pause = doubled(pause, item.bidding.refused, REFUSED_MAX)

@@ -159,7 +159,8 @@ class Relocation:
     def _judge_bid(self, item: Attempt) -> None:
         job = self._builder.job(item.id.job)
         may_follow = self._policy.raise_bids and not self._policy.launches_paused
-        if may_follow and not hold_is_over(item, self._policy, self._now) and may_change(item, self._builder):
+        may_follow = may_follow and not hold_is_over(item, self._policy, self._now) and may_change(item, self._builder)
+        if may_follow and not self._verdicts.held_back(item, MachineVerdict.RAISE):
             sold = self._placement.admissible.market.by_provider.get(item.provider)
             if sold is not None and sold.changes_bids:
                 self._follow_floor(job, item)
