@@ -4,9 +4,9 @@ Hypothesis: the machine may be busy, so slowness is no failure; and `make test` 
 that what failed for one fails for all. `make swarm` runs these tests too and draws ten times as many new ones:
 HYPOTHESIS_PROFILE=search.
 
-Tiers: a test is `quick` by its folder, unless it is marked `process`, `long`, `lengthy`, `slow` or `system`. A quick
-test that starts a process or really sleeps fails, whatever runs it. `--part 2/4` runs every fourth of the chosen tests,
-from the third on: the parts 0/4 to 3/4 together are all of them, and each part has its share of each folder.
+Tiers: a test is `quick` by its folder or file, unless it is marked `process`, `long`, `lengthy`, `slow` or `system`. A
+quick test that starts a process or really sleeps fails, whatever runs it. `--part 2/4` runs every fourth of the chosen
+tests, from the third on: the parts 0/4 to 3/4 together are all of them, and each part has its share of each folder.
 
 Surroundings: every test process, and so every process that a test starts, begins with the same signals, umask and
 environment, whoever started it; see `tests/inherited.py`.
@@ -47,14 +47,21 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 _TESTS: Final = Path(__file__).parent
 _QUICK_FOLDERS: Final = (
+    "integration/runner/test_completeness.py",
+    "integration/runner/test_corruptions.py",
+    "integration/runner/test_lease.py",
+    "integration/team/test_rights.py",
     "sim",
     "unit/api",
     "unit/backtest",
     "unit/cli",
     "unit/config",
     "unit/core",
+    "unit/daemon/checkpoints",
     "unit/daemon/grants",
+    "unit/daemon/hosts/test_flood.py",
     "unit/daemon/market",
+    "unit/daemon/test_install_lease.py",
     "unit/estimates",
     "unit/history",
     "unit/jobs",

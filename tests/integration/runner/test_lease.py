@@ -24,6 +24,7 @@ class SlowStore:
         self.now = 1000.0
         self._rig = rig
         self.second = 0
+        self.changes: dict[str, Any] = {}
 
     def steady(self) -> float:
         return self.now
@@ -32,6 +33,7 @@ class SlowStore:
         raw = self._rig.grant(["true"]).model_dump(mode="json", by_alias=True)
         self.second += 1
         raw.update(lease_s=LEASE_S, issued_at=f"2026-01-01T00:00:{self.second:02}Z", expires="9999-01-01T00:00:00Z")
+        raw.update(self.changes)
         self.now += SLOW_S
         return json.dumps(raw).encode()
 
@@ -64,6 +66,12 @@ def test_an_old_grant_renews_nothing(slow_store: SlowStore) -> None:
     slow_store.second = 0
     keeper.refresh()
     assert keeper.lease_left_s() == LEASE_S - 2 * SLOW_S
+
+
+def test_a_machine_that_ran_before_begins_nothing_anew_without_a_checkpoint(slow_store: SlowStore) -> None:
+    slow_store.changes = {"seen_running": True, "restore": []}
+    with pytest.raises(NotCurrent, match="has run before"):
+        first_grant("https://store/grant.json", lambda _: False)
 
 
 def test_a_machine_without_a_grant_asks_three_times_and_runs_nothing(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -17,8 +17,8 @@ import pytest
 from spotd.core.domain.intents import JobId
 from spotd.core.domain.policy import attempt_key, is_own_key, key_belongs_to, key_parts
 from spotd.daemon.install import FRESH, Holder, InstallTaken, claim, find_lease, lease_key
-from spotd.daemon.lease_controller import IDENTITIES, LeaseController
-from spotd_jobs.objects.api import Conflict, ObjectStore, StoreError, StoreUnavailable
+from spotd.daemon.lease_controller import DOUBT_S, IDENTITIES, LeaseController
+from spotd_jobs.objects.api import Conflict, ObjectInfo, ObjectStore, StoreError, StoreUnavailable
 from spotd_jobs.objects.folder import FolderStore
 from spotd_providers.contract.values import InstallId
 from spotd_providers.kit.text import key_of
@@ -31,7 +31,13 @@ pytestmark = pytest.mark.anyio
 
 
 def leasing(
-    rig: Rig, name: str, *, place: str = "", take_over: str = "", objects: ObjectStore | None = None
+    rig: Rig,
+    name: str,
+    *,
+    place: str = "",
+    take_over: str = "",
+    objects: ObjectStore | None = None,
+    seconds: Callable[[], float] = anyio.current_time,
 ) -> LeaseController:
     """A daemon's hold on the label, over the rig's state and store."""
     me = Holder(words=f"process {name}", places=frozenset({place or name}), nonce=name)
@@ -44,7 +50,7 @@ def leasing(
         database=rig.database,
         log=rig.log,
         inline=True,
-        seconds=anyio.current_time,
+        seconds=seconds,
     )
 
 
@@ -231,6 +237,23 @@ async def test_a_store_that_is_away_pauses_purchases_and_nothing_else(
             assert "was renewed last" in lease.hold
             assert len(rig.shop.alive()) == 1
         await rig.until(lambda: lease.hold == "")
+
+
+async def test_a_lease_is_in_doubt_by_the_time_since_it_was_asked_to_be_renewed(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, real = [0.0], rig.objects.list
+    lease = leasing(rig, "a", seconds=lambda: now[0])
+    await lease.start()
+
+    def slow(prefix: str) -> Iterator[ObjectInfo]:
+        now[0] += 100
+        return real(prefix)
+
+    monkeypatch.setattr(rig.objects, "list", slow)
+    await lease.controller.run_once()
+    now[0] = DOUBT_S + 1
+    assert "was renewed last" in lease.hold
 
 
 async def test_a_daemon_that_cannot_ask_for_its_lease_ends_no_orphan_before_it_holds_it_for_sure(

@@ -94,5 +94,13 @@ def test_a_price_that_leaps_is_booked_from_the_first_of_two_lists_that_state_it(
     assert (item.stop is not None) is is_stopped
 
 
+def test_a_list_that_states_a_leap_and_is_judged_again_is_no_second_one() -> None:
+    world = world_with(AttemptState.RUNNING)
+    shown = listing(replace(instance(InstanceState.RUNNING), price=MicroUsdPerHour(40_000_000)), at=NOW)
+    for _ in range(2):
+        world = applied(world, reconcile(world, shown, report(seq=6, phase="run"), NOW))
+    assert [item.meter.rate for item in world.attempts.values()] == [400_000]
+
+
 def test_a_price_that_rises_by_less_is_booked_at_once() -> None:
     assert booked_after(480_000, 480_000)[1] == pytest.approx((400_000 + 480_000) / 60, abs=3)

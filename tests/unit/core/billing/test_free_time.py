@@ -18,7 +18,7 @@ from spotd.core.kernel.reconcile import reconcile
 from spotd.core.metering import job_spent, on_demand_spent, spent_in_month, spent_on_day
 from spotd.core.pricing import needs_of, quote
 from spotd.store.commit import StoredRows, check_plan
-from spotd_providers.contract.values import InstanceState, Loss, MicroUsdPerGbMonth
+from spotd_providers.contract.values import InstanceState, Loss, MicroUsd, MicroUsdPerGb, MicroUsdPerGbMonth
 from tests.cases import every
 from tests.unit.core.builders import MINUTE, NOW, SHOP, instance, job, listing, offer, report, shop_policy, world_with
 
@@ -81,6 +81,17 @@ def test_what_the_provider_took_in_the_first_hour_costs_its_disk_alone(loss: Los
     assert attempt(after).on_demand_settled == on_demand_spent(attempt(after), NOW) > 66_667, "it would have cost this"
     (told,) = [event for event in plan.events if event.kind == "attempt.credited"]
     assert told.message == "shop took the machine within 60 minutes, which makes its time free: $0.0667"
+
+
+def test_its_traffic_is_not_taken_back() -> None:
+    before = world()
+    item = attempt(before)
+    priced = replace(item.quote, offer=replace(item.quote.offer, upload_price=MicroUsdPerGb(20_000)))
+    moved = replace(item, quote=priced, uploaded_bytes=10**9, meter=replace(item.meter, traffic=MicroUsd(20_000)))
+    plans = [
+        seen(replace(before, attempts={item.id: one}), InstanceState.GONE, Loss.PREEMPTED)[1] for one in (item, moved)
+    ]
+    assert taken_back(plans[0]) == taken_back(plans[1]) != []
 
 
 def test_it_is_taken_back_once_however_often_its_end_is_listed() -> None:

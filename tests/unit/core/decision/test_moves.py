@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from spotd.core import relocation
 from spotd.core.decide import decide
+from spotd.core.domain.cooldowns import EVERYWHERE, Cooldown, CooldownScope
 from spotd.core.domain.intents import AttemptId
 from spotd.core.domain.jobs import Checkpoint, Claim, MachineVerdict, Moves, target_words
 from spotd.core.domain.plan import Plan, applied
@@ -21,7 +22,7 @@ from spotd.core.plan_builder import PlanBuilder
 from spotd.core.pricing import needs_of, quote
 from spotd.core.ranking.relocating import _HAZARD, HAZARD_MEAN, Staying, expected_losses
 from spotd_jobs.spec.model import Deadline, GpuAlternative, GpuSpeed, Resources, Schedule, Window, Work
-from spotd_providers.contract.values import MicroUsdPerGb, MicroUsdPerHour
+from spotd_providers.contract.values import MicroUsd, MicroUsdPerGb, MicroUsdPerHour
 from tests.cases import every
 from tests.unit.core.builders import MINUTE, NOW, job, market, offer, shop_policy, world_with
 from tests.unit.core.experiences import experience, record
@@ -163,6 +164,17 @@ def test_a_move_pays_within_what_the_budget_pays_for_and_not_within_what_is_left
     assert is_moved(plan) is moves
     stop = plan.attempts[FIRST].stop if moves else None
     assert stop is None or "over the" in stop.detail
+
+
+@every("is_held", [False, True])
+def test_no_job_moves_on_a_budget_for_which_machines_were_stopped(*, is_held: bool) -> None:
+    limit = MicroUsd(9_000_000)
+    held = Cooldown(
+        provider=EVERYWHERE, scope=CooldownScope.BUDGET, subject=f"day:{limit}", until=NOW + HOUR, reason="it was short"
+    )
+    world = running()
+    policy = replace(world.policy, budget_day=limit)
+    assert is_moved(move(replace(world, policy=policy, cooldowns=(held,) * is_held))) is not is_held
 
 
 def test_two_jobs_do_not_move_to_one_machine() -> None:

@@ -113,6 +113,29 @@ def test_a_list_that_lacks_one_row_ends_no_machine_whose_heartbeats_arrive() -> 
     assert all(item.missing_since is None for item in watch.world.attempts.values())
 
 
+def test_a_list_that_was_begun_before_the_last_sign_of_a_silent_host_proves_nothing() -> None:
+    watch = Watch(fleet(4))
+    watch.run(MINUTE, *machines(watch.world, 1, 2, 3, 4))
+    watch.run(20 * SECOND, *machines(watch.world, 1, 2, 3))
+    watch.silent = {4: watch.now + 10 * SECOND}
+    for _ in range(8):  # its provider lists nothing any more
+        watch.now += 10 * SECOND
+        watch.look()
+    assert watch.alive == {1, 2, 3, 4}
+    watch.run(10 * SECOND, *machines(watch.world, 1, 2, 3))
+    assert watch.alive == {1, 2, 3}
+
+
+@every(("silent", "is_shared"), [(2, False), (3, True)])
+def test_a_silence_of_up_to_a_third_of_the_hosts_is_their_own(silent: int, *, is_shared: bool) -> None:
+    watch = Watch(fleet(6))
+    watch.run(MINUTE, *machines(watch.world, 1, 2, 3, 4, 5, 6))
+    watch.silent = dict.fromkeys(range(1, silent + 1), watch.now)
+    others = set(range(silent + 1, 7))
+    watch.run(MINUTE, *machines(watch.world, *others))
+    assert watch.alive == ({1, 2, 3, 4, 5, 6} if is_shared else others)
+
+
 def test_a_machine_that_is_missing_and_silent_is_lost_within_a_minute() -> None:
     watch = Watch(fleet(8))
     watch.run(MINUTE, *machines(watch.world, *range(1, 9)))

@@ -98,6 +98,15 @@ def test_the_others_go_on_as_the_next_attempt_and_the_first_one_is_replaced() ->
     assert (known.since, known.round, known.lost, known.whole_since) == ((2, 0, 0, 0), 2, (), LATER + MINUTE)
 
 
+def test_the_next_attempt_begins_only_once_all_is_read_that_the_lost_one_stored() -> None:
+    some = after(ran(), lambda now: wordy(now, (1, 2, 3), since=NOW - SILENCE))
+    unread = replace(some.attempts[ID], read_at=None)
+    some = replace(some, attempts={**some.attempts, ID: unread})
+    plan = decide(some, market(offer(), at=LATER), LATER)
+    assert ID in plan.full_reads
+    assert {i: item.state for i, item in applied(some, plan).attempts.items()} == {ID: AttemptState.RUNNING}
+
+
 def test_those_that_say_nothing_are_lost_with_it() -> None:
     assert [m.lost for m in [next_of(handed_over(1, 3)).members] if m is not None] == [(0, 2)]
 

@@ -169,6 +169,7 @@ def test_a_machine_whose_host_says_that_it_ends_itself_is_gone_by_two_lists(phas
     assert (seen.item.state is A.ENDED) is is_newer
 
 
+@pytest.mark.long
 @every("row", WRONG.values(), ids=WRONG)
 def test_wrong_rows_that_come_and_go_for_an_hour_end_nothing(row: Instance) -> None:
     seen = Beating()
@@ -349,7 +350,8 @@ def test_a_lost_launch_does_not_take_the_machine_of_another_attempt() -> None:
     assert [t for t in after.intents.values() if t.kind is IntentKind.TERMINATE] == []
 
 
-def test_a_double_beside_our_own_machine_is_ended() -> None:
+@every("state", [state for state in S if state is not S.GONE])
+def test_a_double_beside_our_own_machine_is_ended_whatever_it_does(state: InstanceState) -> None:
     seen = Beating()
-    seen.look(RUNS, replace(RUNS, ref=OTHER))
+    seen.look(RUNS, replace(RUNS, ref=OTHER, state=state))
     assert [t.ref for t in seen.ends] == [OTHER]

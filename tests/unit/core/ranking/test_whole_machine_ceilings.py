@@ -7,6 +7,7 @@ from dataclasses import replace
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from spotd.core.bids import bid_limit
 from spotd.core.decide import decide
 from spotd.core.domain.intents import JobId
 from spotd.core.domain.world import VerdictKind, World
@@ -52,6 +53,13 @@ def test_a_ceiling_for_one_gpu_allows_exactly_so_many_times_as_much(*, gpu_count
     sold = offer(price=per_gpu * gpu_count + over, gpu_count=gpu_count)
     plan = decide(world_of(gpu_count, PriceLimit(per_gpu_hour=per_gpu)), market(sold), NOW)
     assert bool(plan.attempts) is (over <= 0)
+
+
+def test_a_bid_for_several_gpus_is_within_the_ceiling_of_their_machine() -> None:
+    world = world_of(3, PriceLimit(machine_hour=1_000_000))
+    plan = decide(world, market(offer(price=900_000, gpu_count=3, pays_bid=True, on_demand_price=None)), NOW)
+    (item,) = plan.attempts.values()
+    assert bid_limit(item, world.jobs[JOB], world.policy) == 1_000_000
 
 
 @given(gpu_count=GPUS, price=PRICES)

@@ -127,6 +127,11 @@ def test_the_same_reading_judged_again_is_no_second_one(scene: Scene, reason: En
     assert polls(scene, *[facts(*offers)] * 4, beats=False) == [[]] * 4
 
 
+def test_a_stall_is_read_in_two_heartbeats_however_many_lists_come_beside_one() -> None:
+    readings = [facts(at=NOW + n * POLL) for n in range(3)]
+    assert polls(stalling, *readings, beats=False) == [[]] * 3
+
+
 @every_scene
 def test_only_a_new_list_of_our_machines_beside_new_offers_is_a_second_reading(scene: Scene, reason: EndReason) -> None:
     offers, later = scene()[1], NOW + POLL

@@ -102,6 +102,7 @@ def ended(world: World, at: datetime) -> World:
     return replace(world, attempts=left, intents={})
 
 
+@pytest.mark.long
 @every(
     "scene",
     [pytest.param(scene, id=scene.__name__) for scene in (moving, leaving, going_back, making_room)],

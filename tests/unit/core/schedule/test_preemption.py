@@ -7,6 +7,7 @@ from datetime import timedelta
 
 import pytest
 
+from spotd.core.budgets import BudgetGuard
 from spotd.core.decide import decide
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.intents import AttemptId, JobId
@@ -152,6 +153,11 @@ def test_what_a_budget_promised_to_a_lower_job_is_freed_only_where_that_is_enoug
             assert plan.verdicts[URGENT].sentence.endswith("; job1 (priority 0) saves and stops to make room")
         elif any(i.job == URGENT for i in plan.attempts):
             break
+        (item,) = world.attempts.values()
+        guard = BudgetGuard(replace(world, policy=policy), NOW)
+        lacking = guard.lacking(world.jobs[URGENT], replace(item.quote, offer=offer("a")))
+        is_freed = lacking is not None and lacking <= guard.freed_by(item)
+        assert is_freed is (EndReason.MADE_ROOM in {a.stop and a.stop.reason for a in plan.attempts.values()}), limit
     assert needed < limit  # there is a span of budgets in which room is made, and above it none is needed
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import hashlib
 import json
+import os
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -26,7 +28,7 @@ from spotd.core.domain.lineage import EARLIER_KEPT, UNPROVEN_KEPT
 from spotd.core.domain.states import AttemptState, JobState
 from spotd.core.domain.world import World
 from spotd.daemon import object_keys
-from spotd.daemon.garbage import EndedGarbage, sweep
+from spotd.daemon.garbage import SETTLED, EndedGarbage, sweep
 from spotd_jobs.objects.api import ObjectInfo, ObjectStore, StoreError, StoreUnavailable
 from spotd_jobs.objects.folder import FolderStore
 from spotd_jobs.runner.manifest import ChunkIndex, new_mark
@@ -336,6 +338,7 @@ def _small_chunks() -> Iterator[None]:
         yield
 
 
+@pytest.mark.long
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(keep=st.integers(min_value=1, max_value=4), seed=st.integers(min_value=0, max_value=2**32))
 def test_whatever_happens_in_whatever_order_nothing_needed_is_deleted_and_all_garbage_is(
@@ -409,6 +412,30 @@ def published(objects: FolderStore, attempt: int, *contents: bytes) -> tuple[Che
         digest = hashlib.sha256(objects.get(key, bytes_max=MUCH)).hexdigest()
         found.append(replace(checkpoint(1, attempt), name=name, manifest_key=key, sha256=digest))
     return tuple(reversed(found))
+
+
+def left_by(objects: FolderStore, every: tuple[Checkpoint, ...], listed: slice) -> list[str]:
+    """Names of the manifests that stay of a running attempt; each is a minute older than the one before."""
+    now = time.time()
+    for minutes, one in enumerate(every):
+        manifest = parse_manifest(objects.get(one.manifest_key, bytes_max=MUCH))
+        for key in (one.manifest_key, *manifest.chunk_sizes()):
+            os.utime(objects._path(key), (now - 60 * minutes,) * 2)
+    sweep(objects, job(attempts_made=1, checkpoints=every[listed]), frozenset({1}))
+    return [one.name for one in every if objects.head(one.manifest_key) is not None]
+
+
+def test_a_running_attempt_keeps_what_is_hardly_older_than_its_newest_manifests(tmp_path: Path) -> None:
+    objects = FolderStore(tmp_path)
+    every = published(objects, 1, *(b"%d" % number for number in range(WINDOW + 4)))
+    minutes = int(SETTLED / timedelta(minutes=1))
+    assert left_by(objects, every, slice(3)) == names(every[: WINDOW + minutes])
+
+
+def test_a_manifest_that_is_yet_to_be_read_stays_however_old_its_store_calls_it(tmp_path: Path) -> None:
+    objects = FolderStore(tmp_path)
+    newest, *others = published(objects, 1, *(b"%d" % number for number in range(WINDOW + 4)))
+    assert newest.name in left_by(objects, (*others, newest), slice(3))
 
 
 def test_logs_events_and_outputs_of_a_job_that_is_over_stay_and_its_grant_goes(tmp_path: Path) -> None:

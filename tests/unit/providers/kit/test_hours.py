@@ -45,6 +45,7 @@ def test_hours_that_clocks_skip_or_repeat_are_the_owners_in_each_reading(
     assert not is_owners(window, begin - timedelta(minutes=1))
 
 
+@pytest.mark.long
 @every("zone", ["Europe/Berlin", "Australia/Lord_Howe", "America/St_Johns", "Pacific/Apia"])
 def test_the_next_begin_never_goes_back_and_is_never_past(zone: str) -> None:
     hours = weekly_hours(["Mon-Fri 08:00-18:00", "Sun 01:59-02:01", "Sat"], zone)
