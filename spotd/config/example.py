@@ -16,8 +16,7 @@ from pydantic_core import PydanticUndefined
 from spotd.config.credentials import InstalledPlugins, RegistrySection
 from spotd.config.load import DEFAULT_PROVIDER
 from spotd.config.model import SECTIONS, BucketSection, ProviderSection
-from spotd.config.notify import NotifySection
-from spotd.config.team import UserSection
+from spotd.config.peers import NotifySection, UserSection
 from spotd.config.values import Bytes
 from spotd_jobs.spec.units import format_duration, format_size
 from spotd_providers.contract.provider import ProviderPlugin

@@ -40,8 +40,7 @@ from spotd.config.model import (
     read_buckets,
     source_warnings,
 )
-from spotd.config.notify import NOTIFY, is_in_the_clear, read_channels
-from spotd.config.team import USERS, read_users, team_warnings
+from spotd.config.peers import NOTIFY, USERS, is_in_the_clear, read_channels, read_users, team_warnings
 from spotd.config.values import ConfigError, known_keys, problems_of
 from spotd_jobs.spec.parse import read_toml
 from spotd_jobs.spec.problems import BadValue, Problem, key_path, unknown_keys

@@ -23,8 +23,7 @@ from pydantic import (
 
 from spotd.config import values
 from spotd.config.credentials import CredentialRef, RegistrySection, resolve_credential
-from spotd.config.notify import MetricsSection, NotifySection
-from spotd.config.team import ApiSection, McpSection, UserSection
+from spotd.config.peers import ApiSection, McpSection, MetricsSection, NotifySection, UserSection
 from spotd_jobs.objects.s3_client import is_private
 from spotd_jobs.spec.problems import BadValue, Problem, key_path
 from spotd_providers.contract.provider import ProviderPlugin

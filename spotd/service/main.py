@@ -25,8 +25,7 @@ from spotd import paths
 from spotd.config.credentials import registry_password, resolve_credential
 from spotd.config.load import load
 from spotd.config.model import STORE_DEFAULT, BucketSection, Config, ProviderConfig, StoreSection
-from spotd.config.notify import NotifySection, parse_address
-from spotd.config.team import token_digest
+from spotd.config.peers import NotifySection, parse_address, token_digest
 from spotd.config.values import FEE_LEAST, FEE_MOST, ConfigError
 from spotd.core.domain.market import FREE_EGRESS, UNKNOWN_REGION, StoreEgress, bucket_egress
 from spotd.core.domain.policy import Caller, RegistryRules, Right, names_in_config

@@ -33,7 +33,7 @@ from spotd.api.handlers.doctor import row_of
 from spotd.api.responses import ApiUnavailable, Unauthorized, json_response, refusal_body
 from spotd.api.schemas.answers import CheckResponse
 from spotd.certificates import certificate_hash, expiry_words
-from spotd.config.team import RENEW_HINT, key_problem
+from spotd.config.peers import RENEW_HINT, key_problem
 from spotd.core.domain.policy import Caller, Right
 from spotd.daemon.clock import SystemClock
 from spotd.daemon.commits import Database

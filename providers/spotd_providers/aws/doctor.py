@@ -13,7 +13,7 @@ from spotd_providers.aws.offers import state_of
 from spotd_providers.aws.prices import TABLE_DATE, TABLE_REGION
 from spotd_providers.aws.region import MachineImage, Region
 from spotd_providers.aws.sdk import AwsRefused, AwsSettings, Sdk
-from spotd_providers.aws.wire import INSTALL_TAG, KEY_TAG, NODES_TAG, AwsInstanceRow, VolumeRow
+from spotd_providers.aws.wire import INSTALL_TAG, KEY_TAG, NODES_TAG, WHO, AwsInstanceRow, VolumeRow
 from spotd_providers.contract.errors import AuthFailed, Unavailable
 from spotd_providers.contract.provider import Services
 from spotd_providers.contract.values import (
@@ -80,7 +80,6 @@ def user_data(*, image: str, start_script: str, container: str, has_gpu: bool = 
 # The request that buys one machine, or several at once, and its answer.
 
 
-WHO: Final = "AWS"
 TOKEN_CHARS_MAX: Final = 64
 TAG_CHARS_MAX: Final = 256
 TAGGED: Final = ("instance", "volume", "network-interface")

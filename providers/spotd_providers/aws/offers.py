@@ -2,35 +2,30 @@
 
 from __future__ import annotations
 
-import gzip
-import json
-import math
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import anyio
-from pydantic import Field, ValidationError
 
 from spotd_providers.aws.answers import family_quota, region_quota
-from spotd_providers.aws.prices import AwsOnDemandPrices
+from spotd_providers.aws.prices import AwsOnDemandPrices, Band
 from spotd_providers.aws.region import IMAGE_GB, LINUX_PRODUCTS, Pool, Region
 from spotd_providers.aws.sdk import AwsSettings
 from spotd_providers.aws.wire import (
     INSTALL_TAG,
     KEY_TAG,
+    WHO,
     AwsInstanceRow,
     Hardware,
     PriceRow,
     SpotRequestRow,
-    Text,
     spot_price,
 )
 from spotd_providers.contract.errors import ProviderError
-from spotd_providers.contract.provider import Services
+from spotd_providers.contract.provider import OfferPriceHistory, PriceHistoryPage, Services
 from spotd_providers.contract.values import (
     HOURS_PER_STORAGE_MONTH,
     AttemptKey,
@@ -53,82 +48,9 @@ from spotd_providers.contract.values import (
     Rejected,
     micro_usd,
 )
-from spotd_providers.kit.shapes import Row, row_or_none
+from spotd_providers.kit.calls import past_page
+from spotd_providers.kit.shapes import row_or_none
 from spotd_providers.kit.text import clean, key_of
-
-# AWS's Spot Advisor: how many machines of a type were interrupted in a region within a month, in five bands.
-#
-# A public document, republished now and then: a prior and no more. It says little on top of the price: the worst band
-# is a loss every two or three months, which is two hundredths of a percent of the price. So it decides only between
-# offers that cost the same.
-
-
-SYSTEM: Final = "Linux"
-HOURS_PER_MONTH: Final = 730
-OPEN_END_FACTOR: Final = 1.5
-"""The last band has no upper end: what is in it counts as half above its lower one."""
-_GZIP: Final = b"\x1f\x8b"
-_BYTES_MAX: Final = 32_000_000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Band:
-    """A share of machines that are interrupted within a month; `percent` is the figure that is used."""
-
-    label: str
-    percent: float
-
-    @property
-    def hazard_ppm(self) -> int:
-        """Interruptions per million machine-hours."""
-        return round(-math.log(1 - self.percent / 100) / HOURS_PER_MONTH * 1_000_000)
-
-
-class _Range(Row):
-    index: Annotated[int, Field(ge=0, lt=100)]
-    label: Text
-    max: Annotated[int, Field(gt=0, le=100)]
-
-
-class _Advice(Row):
-    r: Annotated[int, Field(ge=0, lt=100)]
-
-
-class _Document(Row):
-    ranges: list[_Range] = Field(min_length=1)
-    spot_advisor: dict[str, dict[str, dict[str, Any]]]
-
-
-def read_advisor(content: bytes) -> Mapping[tuple[str, str], Band]:
-    """Read the band of each region and type for machines with Linux. A row that cannot be read costs itself only.
-
-    Raises:
-        ValueError: it is not the Spot Advisor's document.
-    """
-    try:
-        text = gzip.decompress(content) if content.startswith(_GZIP) else content
-        document = _Document.model_validate(json.loads(text[:_BYTES_MAX]))
-    except (OSError, EOFError, ValidationError, RecursionError, ValueError) as exc:
-        raise ValueError(f"it is no copy of spot-advisor-data.json ({type(exc).__name__})") from None
-    bands = _bands(document.ranges)
-    found: dict[tuple[str, str], Band] = {}
-    for region, systems in document.spot_advisor.items():
-        for kind, raw in systems.get(SYSTEM, {}).items():
-            row = row_or_none(_Advice, raw)
-            if row is not None and row.r in bands:
-                found[region, kind] = bands[row.r]
-    return found
-
-
-def _bands(ranges: list[_Range]) -> dict[int, Band]:
-    bands: dict[int, Band] = {}
-    below = 0.0
-    for row in sorted(ranges, key=lambda row: row.max):
-        percent = float(row.max) if row.max < 100 else min(99.0, below * OPEN_END_FACTOR or 50.0)
-        bands[row.index] = Band(label=row.label, percent=percent)
-        below = row.max
-    return bands
-
 
 PROVIDER: Final = ProviderName("aws")
 GP3_PRICE: Final = MicroUsdPerGbMonth(80_000)
@@ -242,6 +164,54 @@ class PastPrices:
             if own:
                 prices[pool] = own[max(own)]
         return {pool: tuple(own.items()) for pool, own in self._known.items()}
+
+
+HISTORY_KEPT: Final = timedelta(days=90)
+"""What AWS states of the past, type by type."""
+
+
+class AwsPriceHistory:
+    """`Power.PRICE_HISTORY` for a provider with regions. A page is one type in one region; its name is the cursor."""
+
+    _regions: Mapping[str, Region]
+    _services: Services
+
+    async def price_history(self, since: datetime, *, after: str) -> PriceHistoryPage:
+        """Return what one type has cost in each zone of a region.
+
+        The newest change before `since` comes with the rows, and is the price that held then.
+        """
+        sold = {
+            f"{name}/{kind}": (region, hardware)
+            for name, region in sorted(self._regions.items())
+            for kind, hardware in sorted((await region.kinds()).usable.items())
+            if hardware.gpu_count
+        }
+        page = past_page(list(sold), since, self._services.clock.now(), after=after, kept=HISTORY_KEPT, who=WHO)
+        if not page.names:
+            return page.answer()
+        region, hardware = sold[page.names[0]]
+        rows = await region.history_rows(hardware.instance_type, page.since)
+        return page.answer(*offers_of_past(rows, hardware))
+
+
+def offers_of_past(rows: Iterable[Any], hardware: Hardware) -> tuple[tuple[OfferPriceHistory, ...], int]:
+    """Return the changes of each zone, and how many rows cannot be used."""
+    found, rejected = price_changes(rows, hardware.instance_type)
+    offers = tuple(
+        OfferPriceHistory(
+            provider=PROVIDER,
+            offer_id=offer_id(pool, Market.SPOT),
+            pool=PoolId(":".join(pool)),
+            market=Market.SPOT,
+            gpu=hardware.gpu,
+            gpu_count=hardware.gpu_count,
+            storage_price=GP3_PRICE,
+            changes=tuple(sorted(changes.items())),
+        )
+        for pool, changes in sorted(found.items())
+    )
+    return offers, rejected
 
 
 def on_demand_prices(

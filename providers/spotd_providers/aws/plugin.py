@@ -15,7 +15,7 @@ import anyio
 
 from spotd_providers.aws import doctor
 from spotd_providers.aws.answers import FULL_FOR, SUBNET_FULL, contract_errors, launch_failure
-from spotd_providers.aws.doctor import SCRIPT_BYTES_MAX, WHO, Volumes, client_token, run_parameters
+from spotd_providers.aws.doctor import SCRIPT_BYTES_MAX, Volumes, client_token, run_parameters
 from spotd_providers.aws.gangs import (
     NODES_MAX,
     SHOWN_WITHIN,
@@ -29,7 +29,7 @@ from spotd_providers.aws.gangs import (
 )
 from spotd_providers.aws.offers import (
     PROVIDER,
-    Band,
+    AwsPriceHistory,
     PastPrices,
     as_instance,
     current_prices,
@@ -38,12 +38,11 @@ from spotd_providers.aws.offers import (
     offers_of,
     on_demand_prices,
     pool_of,
-    read_advisor,
 )
-from spotd_providers.aws.price_history import AwsPriceHistory
+from spotd_providers.aws.prices import Band, read_advisor
 from spotd_providers.aws.region import Pool, Region
 from spotd_providers.aws.sdk import IMDS, AwsRefused, AwsSettings, Sdk
-from spotd_providers.aws.wire import INSTALL_TAG, KEY_TAG, AwsInstanceRow, SpotRequestRow
+from spotd_providers.aws.wire import INSTALL_TAG, KEY_TAG, WHO, AwsInstanceRow, SpotRequestRow
 from spotd_providers.contract.errors import (
     OfferGone,
     OutcomeUnknown,

@@ -21,6 +21,7 @@ from spotd_providers.contract.gpus import aws_gpus, canonical, gpu_info, vram_fi
 from spotd_providers.contract.values import CAPACITY_SCORE_MAX, NO_GPU, Market, MicroUsdPerHour, micro_usd
 from spotd_providers.kit.shapes import Lenient, Row, row_or_none
 
+WHO: Final = "AWS"
 INSTALL_TAG: Final = "spotd:install"
 KEY_TAG: Final = "spotd:key"
 """On everything that a launch makes; a resource without them is not ours."""

@@ -27,7 +27,7 @@ from spotd_providers.contract.values import (
     OfferQuery,
     ShellAddress,
 )
-from spotd_providers.kit.calls import Rest, judge_apart, rejected
+from spotd_providers.kit.calls import Kept, judge_apart, rejected
 from spotd_providers.kit.oauth import open_with_tokens
 from spotd_providers.kit.rest import Meaning, RestClient, RestRefused
 from spotd_providers.kit.shapes import listed_reasons, row_or_none
@@ -79,8 +79,7 @@ class VerdaProvider(VmMarket):
         super().__init__(client, services, missing_powers(WHO, **reasons))
         self._settings = settings
         self._ssh_key = settings.ssh_key_id
-        self._disk_price: MicroUsdPerGbMonth | None = None
-        self._disk_price_kept = Rest(services.clock)
+        self._disk_price = Kept(services.clock, PRICES_KEPT, self._read_disk_price).get
 
     async def offers(self, query: OfferQuery) -> OfferPage:
         """Return every type in every location that has some now, for each market that is asked about."""
@@ -90,7 +89,7 @@ class VerdaProvider(VmMarket):
         stock = {market: await self._stock(market) for market in Market}
         same = stock[Market.SPOT] == stock[Market.ON_DEMAND] and any(stock[Market.SPOT].values())
         asked = {market: places for market, places in stock.items() if market in query.markets}
-        offers, odd = offers_of(rows.rows, asked, await self._disk(), self._settings)
+        offers, odd = offers_of(rows.rows, asked, await self._disk_price(), self._settings)
         return OfferPage(
             offers=tuple(offers),
             rejected=listed_reasons((*rows.rejected, *odd)),
@@ -177,14 +176,11 @@ class VerdaProvider(VmMarket):
             raise Unavailable("Verda's list of what can be had now cannot be read")
         return stock
 
-    async def _disk(self) -> MicroUsdPerGbMonth:
-        if self._disk_price is None or self._disk_price_kept.left() <= timedelta(0):
-            price = volume_price(await self._list("/v1/volume-types?currency=usd", "the prices of volumes"))
-            if price is None:
-                raise Unavailable("Verda does not say in US dollars what a volume costs")
-            self._disk_price = price
-            self._disk_price_kept.take(PRICES_KEPT)
-        return self._disk_price
+    async def _read_disk_price(self) -> MicroUsdPerGbMonth:
+        price = volume_price(await self._list("/v1/volume-types?currency=usd", "the prices of volumes"))
+        if price is None:
+            raise Unavailable("Verda does not say in US dollars what a volume costs")
+        return price
 
     async def _registered_key(self, name: str) -> str | None:
         """Return the id of an ssh key that opens no door, which a launch has to name if no other key is named."""

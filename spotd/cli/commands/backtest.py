@@ -361,8 +361,8 @@ def import_prices(
 
 def _import_list(daemon: Daemon, place: Path, since_s: int, now_s: int, defaults: TraceDefaults) -> None:
     # Here and not above: the readers of a back-test need the core, a third of a second of imports.
-    from spotd.backtest.imports import read_lists
     from spotd.backtest.recorded import BacktestRefused
+    from spotd.backtest.traces import read_lists
 
     try:
         found = read_lists(place, since=since_s, now=now_s, defaults=defaults)

@@ -182,7 +182,7 @@ def add(*, name: str, role: str, budget_per_day: str, config_path: Path | None) 
     if budget_per_day and not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,6})?", budget_per_day):
         raise CommandFailed("--budget-per-day is no amount in dollars", hint="write 20 or 7.50")
     from spotd.config.load import append_table
-    from spotd.config.team import user_table
+    from spotd.config.peers import user_table
     from spotd.tokens import digest_of, new_user_token
 
     token = new_user_token()

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from spotd.backtest.imports import CHANGES_AT_ONCE, OFFERS_AT_ONCE, RecordedPrices, read_lists
 from spotd.backtest.recorded import BacktestRefused
-from spotd.backtest.traces import TraceDefaults
+from spotd.backtest.traces import CHANGES_AT_ONCE, OFFERS_AT_ONCE, RecordedPrices, TraceDefaults, read_lists
 
 HEAD = "at,provider,offer,gpu,count,price,market\n"
 NOW = 1_793_491_200  # 2026-11-01T00:00:00Z

@@ -8,8 +8,7 @@ from spotd.config.credentials import InstalledPlugins, RegistrySection
 from spotd.config.example import example_text
 from spotd.config.load import load, understand
 from spotd.config.model import SECTIONS, BucketSection
-from spotd.config.notify import NotifySection
-from spotd.config.team import UserSection
+from spotd.config.peers import NotifySection, UserSection
 from tests.cases import every
 
 COMMITTED = Path(__file__).parents[3] / "config.example.toml"

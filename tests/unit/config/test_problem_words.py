@@ -8,7 +8,7 @@ import pytest
 from pydantic import BaseModel, Field, ValidationError
 
 from spotd.config.model import HubSection, StoreSection
-from spotd.config.team import ApiSection
+from spotd.config.peers import ApiSection
 from spotd.config.values import problems_of
 from spotd_providers.googlecloud.wire import GoogleSettings
 from spotd_providers.local.settings import LocalSettings

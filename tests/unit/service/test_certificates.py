@@ -9,7 +9,7 @@ import pytest
 from cryptography import x509
 
 from spotd.certificates import certificate_in, expiry_words, valid_until
-from spotd.config.team import ApiSection, team_warnings
+from spotd.config.peers import ApiSection, team_warnings
 from tests.integration.team.certificates import Authority
 
 CENTURY = 36_500

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spotd.core.decide import decide
-from spotd_providers.aws.offers import read_advisor
 from spotd_providers.aws.plugin import AwsProvider
+from spotd_providers.aws.prices import read_advisor
 from spotd_providers.contract.values import Market
 from tests.cases import every
 from tests.unit.core.builders import NOW, market, offer

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from spotd_providers.aws.offers import current_prices, offers_of, read_advisor
-from spotd_providers.aws.prices import AwsOnDemandPrices
+from spotd_providers.aws.offers import current_prices, offers_of
+from spotd_providers.aws.prices import AwsOnDemandPrices, read_advisor
 from spotd_providers.aws.region import LINUX_PRODUCTS, kinds_of
 from spotd_providers.aws.sdk import AwsSettings
 from spotd_providers.contract.gpus import gpu_info

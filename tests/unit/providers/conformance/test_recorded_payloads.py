@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from spotd_providers.aws.offers import current_prices, read_advisor
+from spotd_providers.aws.offers import current_prices
+from spotd_providers.aws.prices import read_advisor
 from spotd_providers.aws.region import kinds_of
 from spotd_providers.aws.sdk import AwsSettings
 from spotd_providers.contract.gpus import canonical
