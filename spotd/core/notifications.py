@@ -181,6 +181,7 @@ RULES: Final[Mapping[str, Rule]] = {
     "job.quarantined": Rule(Topic.QUARANTINED, Severity.URGENT, "{name} is quarantined"),
     "checkpoint.late": Rule(Topic.CHECKPOINT, Severity.WARNING, "{name} has not saved for long"),
     "machine.ending": Rule(Topic.STRAY, Severity.WARNING, "a machine that no job owns is being ended"),
+    "clock.wrong": Rule(Topic.PROVIDER, Severity.URGENT, "this computer's clock is wrong"),
 }
 
 

@@ -17,6 +17,8 @@ import anyio.abc
 import anyio.to_thread
 
 from spotd.api.handlers import HandlerContext
+from spotd.api.handlers.doctor import row_of
+from spotd.api.schemas.answers import CheckResponse
 from spotd.core.domain.intents import AttemptId
 from spotd.core.domain.policy import Policy, registry_server
 from spotd.daemon import log as logs
@@ -48,13 +50,14 @@ from spotd.daemon.market.supervisor import ProviderSupervisor
 from spotd.daemon.policy import ChannelSettings, Settings, build_policy
 from spotd.daemon.recovery_survey import RecoverySurvey
 from spotd.daemon.remote_data import RemoteData
+from spotd.daemon.shown_clocks import ShownClocks
 from spotd.history import HISTORY_FILE, IMPORTED_FILE, History
 from spotd.service import lifecycle as code_spool
 from spotd.service.accelerated import paced, seconds_on_host
 from spotd.service.lifecycle import Lifecycle, Reload, SystemdNotifier, load_in_time
 from spotd.service.state import SECRETS_FOLDER
 from spotd.store import StateError, parse_place
-from spotd_jobs.objects.api import ObjectStore, StoreError
+from spotd_jobs.objects.api import ObjectStore, ShowsDates, StoreError
 from spotd_jobs.start import SCRIPT_BYTES_MAX, build_runner, start_script
 from spotd_providers.contract.provider import Clock
 from spotd_providers.contract.values import ProviderName, RegistryLogin
@@ -119,6 +122,13 @@ class DaemonParts:
             note=lambda kind, message, at: self.offer_cache.note(kind, message, {}, at=at),
         )
         self.offer_cache = OfferCache(self.wake_event, keep=self.price_recorder.seen)
+        self.shown_clocks = ShownClocks(
+            process.computer,
+            note=lambda kind, message: self.offer_cache.note(kind, message, {}, at=clock.now()),
+            log=logs.get("clock"),
+        )
+        if isinstance(objects, ShowsDates):
+            objects.date_shown = partial(self.shown_clocks.note, "the checkpoint store")
         self.hosting = ProviderSupervisor(
             settings,
             offer_cache=self.offer_cache,
@@ -130,6 +140,7 @@ class DaemonParts:
             account_known=self._account_known,
             hide=process.redactor.clean,
             logins=lambda: tuple(process.reloaded.logins.values()),
+            date_shown=self.shown_clocks.note,
         )
         self.policy = PolicyHolder(self._policy(settings))
         self.policy.paused = TAKING_STOCK
@@ -246,7 +257,12 @@ class DaemonParts:
         )
         causes = CauseCheck(self.offer_cache.listings, commits=commits, clock=clock, log=logs.get("late-causes"))
         parts = (self.control_loop, self.grant_writer, leasing, self.retention, self.housekeeping, self.bills)
-        others = (dataset_garbage.controller, self.job_records.controller, causes.controller)
+        others = (
+            dataset_garbage.controller,
+            self.job_records.controller,
+            causes.controller,
+            self.shown_clocks.controller,
+        )
         self.controllers = [*(part.controller for part in parts), *others]
         if database.is_shared:
             # Without another daemon there is none to read them.
@@ -287,8 +303,16 @@ class DaemonParts:
             spool=spool,
             facts={"version": program_version(), "config": settings.config_path, "state_dir": settings.state_dir},
         )
+        self.context.findings.append(self._clock_findings)
         if settings.channels:
             self._add_notifications(settings.channels)
+
+    def _clock_findings(self) -> list[CheckResponse]:
+        found = self.shown_clocks.difference()
+        if found is None:
+            return []
+        hint = "set it, and keep it synchronised; spotd follows" if found.is_wrong else ""
+        return [row_of("daemon", "clock", f"this computer's clock {found.words}", ok=not found.is_wrong, hint=hint)]
 
     async def _output_of(self, attempt: AttemptId) -> list[str]:
         """Return the last lines of an attempt without any secret; none where the store does not give them soon."""

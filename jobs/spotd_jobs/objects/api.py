@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import IO, Any, Final, Protocol
+from typing import IO, Any, Final, Protocol, runtime_checkable
 
 from spotd_jobs.wire.client.sinks import TEMPORARY, is_plain
 from spotd_jobs.wire.grant import KEY_BYTES_MAX, NAME_BYTES_MAX
@@ -89,6 +89,17 @@ class Advice:
     detail: str
     ok: bool = True
     hint: str = ""
+
+
+@runtime_checkable
+class ShowsDates(Protocol):
+    """A store whose answers state when they were given, by its own clock.
+
+    Attributes:
+        date_shown: takes the date of each answer, in any thread.
+    """
+
+    date_shown: Callable[[datetime], None]
 
 
 class ObjectStore(Protocol):

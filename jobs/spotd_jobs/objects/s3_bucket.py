@@ -53,6 +53,13 @@ class S3Bucket:
         signer = replace(self._reader, keys=s3_client.s3_keys(place, *place.signing_keys))
         self.grants = S3Grants(place, signer, clock, self._store_errors)
         self._versioned: bool | None = None
+        self.date_shown: Callable[[datetime], None] = lambda _: None
+        # Also of a refusal, as of a signature whose date is wrong.
+        self._client.meta.events.register("after-call.s3", self._note_date)
+
+    def _note_date(self, http_response: Any, **_: Any) -> None:
+        with suppress(TypeError, ValueError):
+            self.date_shown(parsedate_to_datetime(http_response.headers.get("date")))
 
     def put(self, key: str, data: bytes, *, create_only: bool = False) -> api.ObjectInfo:
         full = self._full(key)

@@ -71,6 +71,7 @@ class Services:
         credential: the resolved secret, or `None`; adapters never read the environment themselves.
         logins: returns the logins of all registries in the config of now, so that a provider that stores them can
             delete what is not used any more.
+        date_shown: takes the date of an answer that has just come, by which the daemon judges this computer's clock.
     """
 
     install: InstallId
@@ -80,6 +81,7 @@ class Services:
     state_dir: Path
     credential: str | None = field(default=None, repr=False)
     logins: Callable[[], Sequence[RegistryLogin]] = tuple
+    date_shown: Callable[[datetime], None] | None = None
 
 
 class Provider(Protocol):

@@ -103,8 +103,11 @@ async def open_clients(settings: GoogleSettings, services: Services) -> AsyncIte
     is_token = bool(credential) and not credential.startswith("{")
     headers = {"accept": "application/json", **({"authorization": f"Bearer {credential}"} if is_token else {})}
     tokens = None if is_token else GoogleTokens(credential, services.clock)
+    shown = services.date_shown
     async with (
-        open_http(settings.base_url, headers=headers, timeout_s=READ_TIMEOUT_S, tokens=tokens) as compute,
+        open_http(
+            settings.base_url, headers=headers, timeout_s=READ_TIMEOUT_S, tokens=tokens, date_shown=shown
+        ) as compute,
         open_http(settings.billing_url, headers=headers, timeout_s=READ_TIMEOUT_S, tokens=tokens) as billing,
     ):
         rest = [RestClient(http, DIALECT, clock=services.clock, rng=services.rng) for http in (compute, billing)]

@@ -12,7 +12,7 @@ import logging
 import re
 import ssl
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -144,8 +144,9 @@ def _refuse_constant(name: str) -> float:
 class Http:
     """A pooled client for one provider. `send` distinguishes what certainly failed from what may have taken effect."""
 
-    def __init__(self, client: httpx.AsyncClient) -> None:
+    def __init__(self, client: httpx.AsyncClient, date_shown: Callable[[datetime], None] | None = None) -> None:
         self._client = client
+        self._date_shown = date_shown
         self._deadline_s = (client.timeout.read or 20.0) + DEADLINE_EXTRA_S
         self.requests_sent = 0
 
@@ -175,11 +176,14 @@ class Http:
                     body = bytearray()
                     async for chunk in _unpack(response, BODY_BYTES_MAX):
                         body += chunk
-                    return HttpAnswer(
+                    answer = HttpAnswer(
                         status=response.status_code,
                         headers={name.lower(): value for name, value in response.headers.items()},
                         body=bytes(body),
                     )
+                    if self._date_shown is not None and answer.date is not None:
+                        self._date_shown(answer.date)
+                    return answer
         except BodyTooLarge as exc:
             raise AnswerLost(str(exc)) from exc
         except TimeoutError as exc:
@@ -280,6 +284,7 @@ async def open_http(
     tls: ssl.SSLContext | None = None,
     tokens: TokenSource | None = None,
     key_header: str = "authorization",
+    date_shown: Callable[[datetime], None] | None = None,
 ) -> AsyncIterator[Http]:
     """Open a client for one base URL; `headers` (keys included) go with every request.
 
@@ -289,6 +294,7 @@ async def open_http(
         tls: for a server whose authority is not one that everybody knows, or that asks for a certificate.
         tokens: where the key is a token that changes.
         key_header: what it travels in; it is a bearer token in the usual one.
+        date_shown: takes the date of each answer, where it states one.
 
     Raises:
         Unavailable: the base URL is none.
@@ -303,4 +309,4 @@ async def open_http(
         verify=_tls_context() if tls is None else tls,
         trust_env=host not in ("127.0.0.1", "localhost", "::1"),
     ) as client:
-        yield Http(client)
+        yield Http(client, date_shown)

@@ -75,5 +75,8 @@ async def open_with_tokens(
     headers, pair = {"accept": "application/json"}, (client_id, services.credential)
     async with open_http(login_url or base_url, headers=headers, timeout_s=READ_TIMEOUT_S) as keys:
         tokens = Tokens(keys, path, pair, who=dialect.who, clock=services.clock, scope=scope)
-        async with open_http(base_url, headers=headers, timeout_s=READ_TIMEOUT_S, tokens=tokens) as http:
+        opened = open_http(
+            base_url, headers=headers, timeout_s=READ_TIMEOUT_S, tokens=tokens, date_shown=services.date_shown
+        )
+        async with opened as http:
             yield RestClient(http, dialect, clock=services.clock, rng=services.rng)

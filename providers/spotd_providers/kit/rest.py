@@ -417,7 +417,8 @@ async def open_keyed_http(
     if not services.credential:
         raise AuthFailed(f"{who} needs an API key: {key_hint}")
     own = {"authorization": f"Bearer {services.credential}", "accept": "application/json", **(headers or {})}
-    async with open_http(base_url, headers=own, timeout_s=READ_TIMEOUT_S) as http:
+    shown = services.date_shown
+    async with open_http(base_url, headers=own, timeout_s=READ_TIMEOUT_S, date_shown=shown) as http:
         yield http
 
 

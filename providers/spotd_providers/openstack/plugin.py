@@ -439,7 +439,12 @@ async def _open(settings: OpenstackSettings, services: Services) -> AsyncIterato
     async with open_http(settings.base_url, headers=headers, timeout_s=READ_TIMEOUT_S) as login:
         keys = Keystone(login, settings, services.credential, services.clock)
         opened = open_http(
-            settings.base_url, headers=headers, timeout_s=READ_TIMEOUT_S, tokens=keys, key_header="x-auth-token"
+            settings.base_url,
+            headers=headers,
+            timeout_s=READ_TIMEOUT_S,
+            tokens=keys,
+            key_header="x-auth-token",
+            date_shown=services.date_shown,
         )
         async with opened as http:
             yield OpenstackProvider(

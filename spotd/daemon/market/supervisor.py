@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from datetime import datetime
 from functools import partial
 from random import Random
 from typing import Final
@@ -55,9 +56,11 @@ class ProviderSupervisor:
         account_known: Callable[[ProviderName, str], None],
         hide: Callable[[str], str] = str,
         logins: Callable[[], Sequence[RegistryLogin]] = tuple,
+        date_shown: Callable[[str, datetime], None] = lambda _who, _at: None,
     ) -> None:
         self._hide = hide
         self._logins = logins
+        self._date_shown = date_shown
         self._account_known = account_known
         self._settings = settings
         self._offer_cache = offer_cache
@@ -175,6 +178,7 @@ class ProviderSupervisor:
             state_dir=folder,
             credential=one.credential,
             logins=self._logins,
+            date_shown=partial(self._date_shown, one.name),
         )
         ours: BaseException | None = None
         """What ended the polling, if that is our own failure and not the plugin's."""

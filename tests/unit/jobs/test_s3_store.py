@@ -6,6 +6,7 @@ import hashlib
 import threading
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -54,6 +55,19 @@ def sink(store: S3Store, prefix: str = OWN, **changes: Any) -> PostSink:
 def test_the_probe_finds_that_this_server_keeps_its_word(findings: Findings) -> None:
     assert findings.refusal == ""
     assert findings.checksums
+
+
+def test_the_date_of_each_answer_is_shown_also_of_a_refusal(store: S3Store, weed: Weed) -> None:
+    shown: list[datetime] = []
+    store.date_shown = shown.append
+    store.put("a", b"one")
+    assert store.get("a", bytes_max=9) == b"one"
+    other = S3Store(replace(weed.place("x/"), secret_key="wrong"), findings=Findings())
+    other.date_shown = shown.append
+    with pytest.raises(StoreError):
+        other.put("a", b"one")
+    assert len(shown) >= 3
+    assert all(abs(datetime.now(UTC) - at) < timedelta(minutes=5) for at in shown)
 
 
 def test_the_probe_leaves_nothing_behind(weed: Weed, findings: Findings) -> None:

@@ -9,17 +9,19 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, closing
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 
+from spotd.client.asynchronous import AsyncDaemon
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.plan import Event, Plan
 from spotd.core.domain.states import AttemptState
 from spotd.daemon import object_keys, recovery_survey
+from spotd.daemon.clock import Computer
 from spotd.daemon.commits import never
 from spotd.daemon.hosts.limits import FloodLimits
 from spotd.daemon.install import BadConfig, InstallTaken
@@ -70,12 +72,14 @@ class Plugin:
 
     def __init__(self, provider: Provider) -> None:
         self._provider = provider
+        self.services: object = None
 
     def traits(self, settings: object) -> ProviderTraits:
         return ProviderTraits(start_script_bytes_max=10_000, hosts_share_filesystem=True)
 
     @asynccontextmanager
     async def open(self, settings: object, services: object) -> AsyncIterator[Provider]:
+        self.services = services
         yield self._provider
 
 
@@ -108,9 +112,9 @@ def settings_in(folder: Path, objects: FolderStore, shop: Shop | None = None) ->
 
 
 @asynccontextmanager
-async def running(settings: Settings) -> AsyncIterator[Log]:
+async def running(settings: Settings, computer: Computer | None = None) -> AsyncIterator[Log]:
     """Run the daemon until it is ready, and end it by a signal afterwards."""
-    app = App(settings, load=lambda: settings, redactor=Redactor(), crash=never)
+    app = App(settings, load=lambda: settings, redactor=Redactor(), crash=never, computer=computer)
     app.log = log = Log()
     async with anyio.create_task_group() as group:
         group.start_soon(app.run)
@@ -224,6 +228,40 @@ async def test_nothing_is_bought_before_the_store_was_asked_and_used_numbers_are
         objects.away = False
         await until(lambda: attempts_made(tmp_path) == 7, "the number of the launch record is known")
     assert not shop.requests
+
+
+class Dated(FolderStore):
+    """A store whose answers have dates."""
+
+    date_shown: Callable[[datetime], None]
+
+
+async def test_a_clock_that_a_provider_and_the_store_show_to_be_wrong_is_an_event_and_a_line_of_doctor(
+    tmp_path: Path,
+) -> None:
+    shop, objects = Shop(VirtualClock()), Dated(tmp_path / "objects")
+    objects.date_shown = print
+    settings = settings_in(tmp_path, objects, shop)
+    plugin: Any = settings.providers[0].plugin
+
+    async with running(settings, Computer(compare_every_s=0.02)):
+        await until(lambda: plugin.services is not None, "the provider is open")
+        assert await of_clock(settings.socket) == []
+        for show in (plugin.services.date_shown, objects.date_shown):
+            show(datetime.now(UTC) + timedelta(hours=5))
+        await until(lambda: "clock.wrong" in events(tmp_path), "the clock was compared")
+        [(is_right, words)] = await of_clock(settings.socket)
+        assert (is_right, "behind those of shop and the checkpoint store" in words) == (False, True), words
+
+
+async def of_clock(socket: Path) -> list[tuple[bool, str]]:
+    rows = (await AsyncDaemon(socket).doctor())["checks"]
+    return [(row["ok"], row["detail"]) for row in rows if (row["area"], row["name"]) == ("daemon", "clock")]
+
+
+def events(folder: Path) -> list[str]:
+    with closing(sqlite3.connect(f"file:{folder / 'state.sqlite'}?mode=ro", uri=True)) as state:
+        return [str(kind) for (kind,) in state.execute("SELECT kind FROM events")]
 
 
 async def test_a_key_of_another_account_than_the_machines_is_named_and_ends_nothing(tmp_path: Path) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from random import Random
 from typing import Any, cast
@@ -204,6 +204,24 @@ def test_purchases_keep_their_interval_and_do_not_queue_for_long() -> None:
         assert sorted(map(type, found), key=str) == sorted([timedelta, timedelta, RateLimited], key=str)
         assert max(services.clock.slept) == DIALECT.buy_interval  # type: ignore[attr-defined] # a fake
         assert len(served.requests) == 2
+
+
+@every("status", [200, 503])
+def test_the_date_of_each_answer_is_shown_and_one_that_is_none_is_not(status: int) -> None:
+    shown: list[datetime] = []
+    services = replace(_services(), date_shown=shown.append)
+    with _mart() as (faults, served):
+
+        async def main() -> None:
+            async with open_rest(served.url, DIALECT, services, key_hint="") as client:
+                for date in ("Sun, 01 Mar 2026 05:00:00 GMT", "yesterday", ""):
+                    headers = {"content-type": "application/json", **({"date": date} if date else {})}
+                    faults.answer(Call.OTHER, Canned(status=status, body=b"{}", headers=headers), times=1)
+                    with suppress(ProviderError):
+                        await client.ask("GET", "/machines", what="machines")
+
+        run_virtually(main)
+    assert [at for at in shown if at.year == 2026 and at.month == 3] == [datetime(2026, 3, 1, 5, tzinfo=UTC)]
 
 
 def test_without_a_key_nothing_is_opened() -> None:
