@@ -201,6 +201,8 @@ def _mend(builder: PlanBuilder, item: Attempt, members: Members) -> None:
     known, change = builder.intent(replace_intent_id(item.key)), builder.intent(bid_intent_id(item.key))
     if (known is not None and known.is_open) or (change is not None and change.is_open):
         return
+    if members.first in members.lost and item.heartbeat_seen_at is not None:
+        return  # another one spoke in its place: the state is a copy from before, and what it says is read next
     builder.put_intent(
         Intent(
             id=replace_intent_id(item.key),

@@ -29,6 +29,7 @@ from spotd.core.domain.copies import replace
 from spotd.core.domain.intents import AttemptId, Charge, Intent, IntentKind, IntentState, JobId, Meter, launch_intent_id
 from spotd.core.domain.jobs import Checkpoint, Job, Moves, Pacing
 from spotd.core.domain.market import Quote
+from spotd.core.domain.members import Members
 from spotd.core.domain.plan import Plan, applied, combine
 from spotd.core.domain.policy import Policy, is_own_key, key_parts
 from spotd.core.domain.states import AttemptState, EndReason, JobState
@@ -41,7 +42,11 @@ from spotd_providers.contract.values import AttemptKey, InstallId, MicroUsdPerGp
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchRecord:
-    """What was agreed when a number of a job was used."""
+    """What was agreed when a number of a job was used.
+
+    Attributes:
+        members: of several machines that go on from the attempt before, which of them are lost.
+    """
 
     key: AttemptKey
     quote: Quote
@@ -50,6 +55,7 @@ class LaunchRecord:
     intended_at: datetime
     machine_key: AttemptKey | None = None
     former_key: AttemptKey | None = None
+    members: Members | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +91,7 @@ def record_of(item: Attempt) -> LaunchRecord:
         intended_at=item.intended_at,
         machine_key=item.machine_key,
         former_key=item.former_key,
+        members=item.members,
     )
 
 
@@ -112,6 +119,7 @@ def attempt_of(policy: Policy, job: JobId, unknown: Unknown) -> Attempt | None:
         outcome_unknown=True,
         machine_key=record.machine_key,
         former_key=record.former_key,
+        members=record.members,
     )
 
 
@@ -229,6 +237,8 @@ def _settle_until_next(
 def _search_for(builder: PlanBuilder, attempt: Attempt) -> None:
     """Its machine is searched for by its key, as after a launch whose answer was lost."""
     until = builder.window_end(attempt.provider)
+    if attempt.members is not None:  # for how long they have waited is by the dates of another run
+        attempt = replace(attempt, members=replace(attempt.members, kept_since=builder.now))
     builder.put_attempt(attempt)
     builder.put_intent(
         Intent(

@@ -149,12 +149,13 @@ class JobRecords:
         return Pause(seconds=EVERY_S / 100 if len(over) + len(due) > PER_ROUND else EVERY_S)
 
     def require(self, job: Job) -> None:
-        """See to it that the job has a record, before a machine is bought for it.
+        """See to it that the record says what the job has cost and made, before its next number is used.
 
         Raises:
             StoreError: it could not be written.
         """
-        if job.id not in self._stored:
+        known = self._stored.get(job.id)
+        if known is None or known.job is None or must_be_stored_at_once(content_of(known.job), content_of(job)):
             self._write(job)
 
     def _is_due(self, job: Job, now: datetime) -> bool:

@@ -10,9 +10,11 @@ import pytest
 
 from spotd.daemon.commits import CrashPoint
 from spotd.store import Store, StorePoint
-from tests.e2e.harness import lab
+from tests.e2e.harness import LEAVES_AT_ONCE, lab
 from tests.e2e.person import Person
 from tests.e2e.test_crash_points import HOSTS, SCALE, STORIES, Story, play
+from tests.e2e.test_gang_crash_points import AT_STAKE, lose_first_at_each
+from tests.e2e.test_gang_kept import HOSTS as GANG_HOSTS
 from tests.system.engines.postgres import Postgres
 from tests.system.postgres.test_shared_secrets import key_file, named
 from tests.unit.store.dying import before, deadly
@@ -58,3 +60,14 @@ def test_no_machine_is_forgotten_or_doubled_when_the_daemon_dies(
             folder = tmp_path / point.value
             folder.mkdir()
             play(story, point, Person(found), folder)
+
+
+def test_a_gang_goes_on_without_its_first_machine_wherever_the_daemon_dies(
+    server: Postgres, url: str, tmp_path: Path
+) -> None:
+    settings = f'state = "{url}"\n{LEAVES_AT_ONCE}[store]\nurl = "file://{tmp_path / "objects"}"\n'
+    with lab(tmp_path / "lab", hosts=GANG_HOSTS, scale=SCALE, daemon=settings) as found:
+        found.environment["SPOTD_CRASH_FILE"] = str(tmp_path / "crash")
+        found.start()
+        found.before_start = partial(expire, server, url)
+        lose_first_at_each(found, AT_STAKE, tmp_path)

@@ -17,7 +17,7 @@ from spotd.daemon import object_keys
 from spotd.daemon.commits import CrashPoint
 from spotd.daemon.job_records import ENDED, OPEN, from_document, to_document
 from spotd.store import Store
-from spotd_providers.contract.values import AttemptKey
+from spotd_providers.contract.values import AttemptKey, MicroUsd
 from tests.unit.core.builders import job, shop_policy
 from tests.unit.daemon.clocks import VirtualClock
 from tests.unit.daemon.rig import Killed, Rig
@@ -169,6 +169,20 @@ async def test_what_a_job_has_cost_counts_in_its_budget_and_in_those_of_day_and_
     assert rig.job(first).spent == spent
     world = rig.store.read(lambda reads: reads.world(rig.policy.current, rig.clock.now()))
     assert sum(world.spent_by_day.values()) == spent
+
+
+async def test_what_a_job_has_cost_is_stored_before_its_next_number_is_used(tmp_path: Path) -> None:
+    lives = Lives(tmp_path)
+    rig = lives.rig()
+    await rig.surveyor.run()
+    async with rig.running():
+        first = rig.job(await rig.submit())
+    for attempts, spent in ((0, 0), (1, 7)):
+        rig.job_records.require(replace(first, attempts_made=attempts, spent=MicroUsd(spent)))
+    rig = lives.lose_state(rig)
+    await rig.surveyor.run()
+    (one,) = (await rig.job_records.find_lost()).jobs
+    assert one.record.job.spent == 7
 
 
 @pytest.mark.parametrize("point", [CrashPoint.BEFORE_COMMIT_ADOPT, CrashPoint.AFTER_COMMIT_ADOPT])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from datetime import datetime, timedelta
+from typing import Any
 
 import pytest
 
@@ -18,8 +19,9 @@ from spotd.core.domain.states import AttemptState, EndReason, JobState
 from spotd.core.domain.world import World
 from spotd.core.handover import is_held_back
 from spotd.core.kernel.reconcile import reconcile
-from spotd.core.recovery import Survey, Unknown, record_of, recover
+from spotd.core.recovery import LaunchRecord, Survey, Unknown, record_of, recover
 from spotd.core.requests import cancel
+from spotd.store.values import from_json, to_json
 from spotd_providers.contract.values import InstanceState, MicroUsd
 from tests.unit.core.builders import MINUTE, NOW, instance, listing, market, offer
 from tests.unit.core.kernel.test_kept_machines import ID, WITHIN, after, item_of, members, running, said
@@ -272,6 +274,44 @@ def test_a_copy_of_the_state_from_before_ends_no_machine_that_the_next_attempt_h
     found = after(found, lambda now: reconcile(now, listing(shown, at=at), {}, at))
     assert found.attempts[NEXT].ref == next_of(some).ref
     assert not [i for i in found.intents.values() if i.kind is IntentKind.TERMINATE and i.is_open]
+
+
+def recovered(at: datetime) -> World:
+    """A state from before the handover, once the store was asked for what it lacks."""
+    stored = from_json(LaunchRecord, to_json(record_of(next_of(handed_over(1, 2, 3)))))
+    survey = Survey(job=ID.job, unknown=[Unknown(number=2, record=stored)])
+    return after(ran(), lambda now: recover(now, [survey], at))
+
+
+def next_read(some: World, at: datetime, **read: Any) -> World:
+    shown = replace(instance(InstanceState.RUNNING), key=item_of(ran()).key)
+    status = HostStatus(attempt=NEXT, read_at=at, **read)
+    return decided(after(some, lambda now: reconcile(now, listing(shown, at=at), {NEXT: status}, at)), at, NEXT)
+
+
+def test_a_state_that_does_not_know_the_next_attempt_has_its_first_one_replaced_all_the_same() -> None:
+    at = LATER + 20 * MINUTE
+    found = recovered(at)
+    for minutes in (0, 1, 9):
+        found = next_read(found, at + minutes * MINUTE)
+        assert next_of(found).state is AttemptState.STARTING, next_of(found).end_detail
+    call = gangs.mending_of(found, NEXT, at)
+    assert call is not None
+    assert (call.ranks, call.number) == ((0,), 2)
+    assert decided(found, at + WITHIN, NEXT).attempts[NEXT].end_reason is EndReason.HOST_LOST
+
+
+def test_a_state_that_does_not_know_the_next_attempt_replaces_no_first_one_that_spoke_in_it() -> None:
+    at = LATER + 20 * MINUTE
+    found = recovered(at)
+    for seconds in (0, 1, 2):
+        when = at + seconds * SECOND
+        ran_again = {"seq": 9, "phase": "run", "gang": (2, ()), "first_at": when, "alive_at": when}
+        found = next_read(found, when, **ran_again)
+        assert gangs.mending_of(found, NEXT, when) is None
+    known = next_of(found).members
+    assert known is not None
+    assert (next_of(found).state, known.lost, known.is_outdated) == (AttemptState.RUNNING, (), True)
 
 
 def test_two_attempts_that_are_over_hold_back_no_end_of_the_machines_that_both_had() -> None:
