@@ -26,6 +26,7 @@ from spotd.core.domain.cooldowns import (
     did_start,
     has_saved,
     is_failed_start,
+    is_mute_start,
     setback,
 )
 from spotd.core.domain.copies import replace
@@ -90,12 +91,19 @@ def _count_again(builder: PlanBuilder, job: Job, item: Attempt, later: Sequence[
     is_counted = not started and (since is None or since <= ended_at)
     is_counted = is_counted and not any(one.ended_at and did_start(one, job, one.ended_at) for one in later)
     starts = max(0, job.failed_starts - is_counted)
+    is_mute = is_counted and is_mute_start(item, job, EndReason.HOST_LOST)
+    mute = max(0, (job.mute_starts or 0) - is_mute) or None
     before = starts - sum(one.end_reason is not None and is_failed_start(one, one.end_reason) for one in later)
     _learn_again(builder, item, ended_at, suspects_job=before > 0 and not started)
     not_before, is_newest = job.not_before, job.attempts_made == item.id.number
     if is_newest and not_before is not None:
         idle = max(0, job.idle_launches - 1)
-        then = setback(replace(job, failed_starts=starts, idle_launches=idle), item, EndReason.PREEMPTED, ended_at)
+        then = setback(
+            replace(job, failed_starts=starts, mute_starts=mute, idle_launches=idle),
+            item,
+            EndReason.PREEMPTED,
+            ended_at,
+        )
         not_before = None if then.not_before is None else min(not_before, then.not_before)
     lost, taken = EndReason.HOST_LOST.sentence(item.end_detail), EndReason.PREEMPTED.sentence("")
     reason = taken + job.reason.removeprefix(lost) if is_newest and job.reason.startswith(lost) else job.reason
@@ -105,7 +113,9 @@ def _count_again(builder: PlanBuilder, job: Job, item: Attempt, later: Sequence[
         late = f"{STATED_LATE}{starts} of them count; spotctl retry {job.name} goes on"
         reason = reason.partition(STATED_LATE)[0] + late
     totals = replace(job.totals, preemptions=job.totals.preemptions + 1)
-    builder.put_job(replace(job, failed_starts=starts, not_before=not_before, reason=reason, totals=totals))
+    builder.put_job(
+        replace(job, failed_starts=starts, mute_starts=mute, not_before=not_before, reason=reason, totals=totals)
+    )
 
 
 def _learn_again(builder: PlanBuilder, item: Attempt, ended_at: datetime, *, suspects_job: bool) -> None:

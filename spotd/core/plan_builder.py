@@ -482,6 +482,7 @@ class PlanBuilder(WorkingCopy):
             stalls=stalls,
             idle_launches=back.idle_launches,
             failed_starts=back.failed_starts,
+            mute_starts=back.mute_starts or None,
             not_before=back.not_before,
             pacing=pacing_after(job, item, self.now),
             disk_gb_seen=disk_gb_after(job, reason),

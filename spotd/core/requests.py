@@ -123,6 +123,7 @@ def retry(world: World, job: Job, now: datetime) -> Plan:
             image_errors=0,
             idle_launches=0,
             failed_starts=0,
+            mute_starts=None,
             stalls=0,
             not_before=None,
             cancel_requested=False,

@@ -291,6 +291,7 @@ BUNDLED: Final = Schema(
         "0022": "97a7e0522631ff47",
         "0023": "f5dce43b5f632ada",
         "0024": "0d55be48d1c6bfce",
+        "0025": "0ff5829c96042db3",
     },
     folders=(_FOLDER / "versions",),
 )

@@ -31,7 +31,7 @@ from spotd_providers.contract.values import Market, Offer, OfferId, ProviderName
 # kills the machine): each is followed by a pause, and after `[retry] starts` of them the job has failed. Progress
 # resets both: a new checkpoint, or a command that ran for a while. A job that saved before is known to start, so
 # machines that never give a sign of life more likely cannot write to the store: several times as many of those are
-# accepted.
+# accepted, and they are counted apart from the others.
 #
 # What is the host's, the offer's, the pool's, the account's or the provider's fault cools those down instead; see
 # `outcomes` and `PlanBuilder`.
@@ -78,6 +78,7 @@ class Setback:
     failed_starts: int
     not_before: datetime | None
     gives_up: bool = False
+    mute_starts: int = 0
 
 
 def doubled(first: timedelta, times: int, longest: timedelta) -> timedelta:
@@ -119,6 +120,9 @@ def setback(job: Job, item: Attempt, reason: EndReason, now: datetime) -> Setbac
     idle = 0 if is_further else job.idle_launches + 1
     has_failed = is_failed_start(item, reason)
     starts = 0 if did_start(item, job, now) else job.failed_starts + int(has_failed)
+    is_mute = has_failed and is_mute_start(item, job, reason)
+    mute = (job.mute_starts or 0) + is_mute if starts else 0
+    most = job.spec.retry_starts
     faults = starts if has_failed else job.errors + 1 if traits.counted is Counted.ERROR else 0
     pause = doubled(AWAY_FIRST, idle - 1, AWAY_MAX) if traits.counted is Counted.AWAY and idle else timedelta(0)
     if not is_further and faults > 0:
@@ -130,7 +134,8 @@ def setback(job: Job, item: Attempt, reason: EndReason, now: datetime) -> Setbac
         idle_launches=idle,
         failed_starts=starts,
         not_before=now + pause if pause else None,
-        gives_up=has_failed and starts >= _start_limit(job, item, reason),
+        gives_up=has_failed and (starts >= MUTE_FACTOR * most or (not is_mute and starts - mute >= most)),
+        mute_starts=mute,
     )
 
 
@@ -161,13 +166,14 @@ def words_of_giving_up(job: Job, back: Setback) -> str:
     """Which bound ended the job: of a job that has saved before, more starts without a word may fail than of others."""
     allowed, starts = job.spec.retry_starts, back.failed_starts
     if starts < MUTE_FACTOR * allowed:
-        return f"; {starts} {STARTS_FAILED}, [retry] starts allows {allowed}"
+        beside = f", beside {back.mute_starts} without a sign of life" if back.mute_starts else ""
+        return f"; {starts - back.mute_starts} {STARTS_FAILED}{beside}, [retry] starts allows {allowed}"
     return f"; {starts} {STARTS_FAILED}, {MUTE_FACTOR} times [retry] starts, which is {allowed}"
 
 
-def _start_limit(job: Job, item: Attempt, reason: EndReason) -> int:
-    silent = reason.traits.counted is Counted.SILENT_START and item.heartbeat_seen_at is None
-    return job.spec.retry_starts * (MUTE_FACTOR if silent and job.checkpoints else 1)
+def is_mute_start(item: Attempt, job: Job, reason: EndReason) -> bool:
+    """Whether its host never gave a sign of life, and the job is known to start since it has saved."""
+    return reason.traits.counted is Counted.SILENT_START and item.heartbeat_seen_at is None and bool(job.checkpoints)
 
 
 def wait_for_cause(
@@ -178,9 +184,7 @@ def wait_for_cause(
     Once; of a job that has saved, whose bound is another one where the host never spoke, up to that other bound.
     """
     most = job.spec.retry_starts * MUTE_FACTOR
-    is_first = back.failed_starts == _start_limit(job, item, reason) or bool(
-        job.checkpoints and back.failed_starts <= most
-    )
+    is_first = back.failed_starts == job.spec.retry_starts or bool(job.checkpoints and back.failed_starts <= most)
     is_unexplained = reason is EndReason.HOST_LOST and item.stop is None and item.phase != "done"
     may_be_taken = is_unexplained and item.quote.offer.market is Market.SPOT
     return rules.causes_within if rules is not None and is_first and may_be_taken else timedelta(0)

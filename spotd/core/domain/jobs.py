@@ -312,6 +312,7 @@ class Job:
         image_errors: attempts in a row whose image did not start.
         idle_launches: launches in a row after which the job got nowhere, whatever the reason.
         failed_starts: those of them that may be the job's own fault; `[retry] starts` bounds them.
+        mute_starts: those of these without a sign of life, once it had saved; `None` while there are none.
         not_before: no machine is bought for it earlier.
         budget_set: what its owner changed the budget to; the spec's own counts while this is `None`.
         rate_low: the lowest price of a whole machine at which it was ever launched.
@@ -370,6 +371,7 @@ class Job:
     moves: Moves = field(default_factory=Moves)
     submitted_by: str = ""
     machines_refused: int | None = None
+    mute_starts: int | None = None
 
     @property
     def delivered_bytes(self) -> int:

@@ -71,6 +71,7 @@ def cooling(world: World, now: datetime) -> dict[tuple[CooldownScope, str], tupl
     spoke=st.booleans(),
     ran=st.none() | st.integers(min_value=1, max_value=9),
     has_saved=st.booleans(),
+    mute_starts=st.none() | st.integers(min_value=0, max_value=3),
     host=st.none() | st.just("host-o1"),
     failed_starts=st.integers(min_value=0, max_value=3),
     idle_launches=st.integers(min_value=0, max_value=6),
@@ -81,6 +82,7 @@ def test_what_is_corrected_is_as_if_the_provider_had_said_it_at_once(
     spoke: bool,
     ran: int | None,
     has_saved: bool,
+    mute_starts: int | None,
     host: str | None,
     failed_starts: int,
     idle_launches: int,
@@ -93,7 +95,11 @@ def test_what_is_corrected_is_as_if_the_provider_had_said_it_at_once(
         job={
             "failed_starts": failed_starts,
             "idle_launches": idle_launches,
-            "checkpoints": (saved(1),) if has_saved and spoke else (),
+            "mute_starts": min(mute_starts or 0, failed_starts) or None,
+            "checkpoints": (
+                *((saved(1),) if has_saved and spoke else ()),
+                *((saved(1, 100),) if mute_starts is not None else ()),
+            ),
         },
     )
     now = NOW + late * MINUTE

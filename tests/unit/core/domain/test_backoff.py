@@ -227,6 +227,23 @@ def test_the_reason_names_the_bound_that_ended_the_job(failed_starts: int, words
     assert words in words_of_giving_up(stage().jobs[JOB], back)
 
 
+def test_starts_without_a_sign_of_life_of_a_job_that_has_saved_are_counted_apart_from_the_others() -> None:
+    """Its provider was away while machines were taken back, and then a host that had spoken was lost."""
+    saved = Checkpoint(name="c", attempt=1, step=1, bytes=1, at=NOW, manifest_key="c", sha256="0" * 64)
+    owner, (silent,) = job(checkpoints=(saved,), attempts_made=9), world_with(AttemptState.STARTING).attempts.values()
+    silent = replace(silent, id=AttemptId(job=JOB, number=9), running_at=None, heartbeat_seen_at=None)
+    heard = replace(silent, heartbeat_seen_at=NOW)
+    for number, item in enumerate([silent] * 4 + [heard] * 5):
+        starting = replace(owner, state=JobState.STARTING)
+        builder = PlanBuilder(replace(stage(), jobs={JOB: starting}, attempts={item.id: item}), NOW)
+        builder.end_attempt(item.id, EndReason.HOST_LOST, "")
+        owner = builder.plan().jobs[JOB]
+        assert (owner.state is JobState.FAILED) == (number == 8), owner.reason
+    assert (owner.failed_starts, owner.mute_starts) == (9, 4)
+    assert "5 starts in a row failed, beside 4 without a sign of life, [retry] starts allows 5" in owner.reason
+    assert retry(stage(), owner, NOW).jobs[JOB].mute_starts is None
+
+
 def test_lost_secrets_of_one_job_do_not_keep_another_from_its_machine() -> None:
     sick, well = stage(), job(2)
     plan = decide(sick, market(*MANY), NOW)
