@@ -14,8 +14,12 @@ from typing import Any
 
 import pytest
 
-from spotd_jobs.runner import complete, manifest
+from spotd_jobs.runner import checkpoint_uploader, complete, manifest
+from spotd_jobs.runner.checkpoint_uploader import CheckpointUploader, CommandEnd
+from spotd_jobs.runner.manifest import ChunkIndex
 from tests.cases import every
+from tests.integration.runner.inside import runner_grant, store_of
+from tests.integration.runner.rig import Rig
 
 SETTLE_S = 10.0
 JUST_NOW, LONG_AGO = 9.9, 10.0
@@ -301,3 +305,50 @@ def _write(folder: Path, name: str, content: bytes | Mapping[str, bytes]) -> Non
         place = folder / name / path
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_bytes(data)
+
+
+class Watched:
+    """A checkpoint folder and what the runner takes of it, on a clock of its own; nothing is sent."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        self.folder = folder / "checkpoints"
+        store = store_of(runner_grant(Rig(folder)))
+        known = ChunkIndex(str(folder / "known"), store.prefix)
+        monkeypatch.setattr(checkpoint_uploader, "steady", lambda: self.now)
+        rules = {"settle_s": SETTLE_S}
+        self.uploader = CheckpointUploader(store, known, str(self.folder), str(folder / "home"), rules, 65_536)
+
+    def taken_at(self, now: float, end: CommandEnd | None = None) -> int:
+        """How many entries wait to be sent after the scan of this moment."""
+        self.now = now
+        self.uploader._scan(end)
+        return self.uploader.queued
+
+
+def test_what_a_killed_command_wrote_last_is_no_checkpoint_however_long_it_lies_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched = Watched(tmp_path, monkeypatch)
+    _write(watched.folder, "step-1", {"w": b"half of it"})
+    killed = CommandEnd(cleanly=False, at=1.0)
+    assert [watched.taken_at(0.0), watched.taken_at(100.0, killed)] == [0, 0]
+
+
+def test_what_is_left_of_a_checkpoint_that_is_being_removed_is_no_other_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched = Watched(tmp_path, monkeypatch)
+    _write(watched.folder, "step-1", {"w": b"weights", "o": b"optimizer"})
+    assert [watched.taken_at(0.0), watched.taken_at(SETTLE_S)] == [0, 1]
+    (watched.folder / "step-1" / "o").unlink()
+    assert [watched.taken_at(20.0), watched.taken_at(40.0)] == [1, 1]
+
+
+def test_no_name_is_published_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    uploader = Watched(tmp_path, monkeypatch).uploader
+    names = []
+    for serial in range(3):
+        names.append(uploader._unique_name("step-1", serial))
+        uploader._published.add(names[-1])
+    assert names == ["step-1", "step-1~2", "step-1~3"]

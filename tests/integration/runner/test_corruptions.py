@@ -18,9 +18,11 @@ from typing import Any
 
 import pytest
 
+from spotd_jobs.runner import restore
 from spotd_jobs.runner.store import RunnerStore
 from spotd_jobs.wire.manifest import AcceptedManifest, restore_of, verify_manifest
 from spotd_jobs.wire.manifest_document import parse_manifest
+from tests.cases import every
 from tests.integration.runner.inside import restore_into, runner_grant, store_of, upload_tree
 from tests.integration.runner.rig import JOB, Rig, Stored
 
@@ -241,3 +243,32 @@ def test_seeded_damages_are_all_noticed_before_use(tmp_path: Path, count: int) -
 def test_ten_thousand_damages_are_all_noticed_before_use(tmp_path: Path) -> None:
     noticed = run_cases(tmp_path, seed=2, count=10_000)
     assert sum(noticed.values()) == 10_000
+
+
+def row(**changes: Any) -> dict[str, Any]:
+    known = {"path": "sub/w", "type": "link", "size": 0, "mode": 420, "mtime_ns": 0, "target": "../other", "chunks": []}
+    return {**known, **changes}
+
+
+@every(
+    ("entry", "is_refused"),
+    [
+        (row(), False),
+        (row(target="/etc/passwd"), True),
+        (row(target="../../other"), True),
+        (row(target="a/../../../other"), True),
+        (row(path="../w"), True),
+        (row(path="/w"), True),
+        (row(type="file", target=None, size=1), True),
+    ],
+)
+def test_the_host_itself_restores_nothing_outside_of_its_folder_and_no_file_that_does_not_add_up(
+    entry: dict[str, Any], *, is_refused: bool
+) -> None:
+    document = {"schema": 1, "kind": "checkpoint", "name": "step-1", "bytes": 0, "files": [entry]}
+    try:
+        restore._check(RunnerStore.seal(document), "step-1")
+    except restore.BadCheckpoint:
+        assert is_refused
+    else:
+        assert not is_refused

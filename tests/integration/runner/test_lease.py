@@ -74,6 +74,19 @@ def test_a_machine_that_ran_before_begins_nothing_anew_without_a_checkpoint(slow
         first_grant("https://store/grant.json", lambda _: False)
 
 
+def test_a_grant_that_has_expired_starts_nothing(slow_store: SlowStore) -> None:
+    slow_store.changes = {"expires": "2001-01-01T00:00:00Z"}
+    with pytest.raises(NotCurrent, match="has expired"):
+        first_grant("https://store/grant.json", lambda _: False)
+
+
+def test_the_grant_of_another_attempt_in_its_place_withdraws_this_one(slow_store: SlowStore) -> None:
+    keeper = GrantKeeper(first_grant("https://store/grant.json", lambda _: False), lambda: None)
+    slow_store.changes = {"attempt": 2}
+    keeper.refresh()
+    assert keeper.withdrawn
+
+
 def test_a_machine_without_a_grant_asks_three_times_and_runs_nothing(
     slow_store: SlowStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -118,7 +118,7 @@ def test_the_whole_config_is_understood(tmp_path: Path) -> None:
         machines = 4
         [providers.market]
         api_key = { env = "MARKET_KEY" }
-        fee_multiplier = 1.2
+        fee_multiplier = 1.2000001
         poll_every = "2m"
         regions = ["us-east-1"]
         [providers.local]
@@ -149,7 +149,7 @@ def test_the_whole_config_is_understood(tmp_path: Path) -> None:
     assert (config.budget.day, config.budget.month, config.budget.machines) == (50_000_000, 800_000_000, 4)
     local, market = config.providers
     assert (local.name, local.common.enabled) == ("local", False)
-    assert (market.name, market.common.fee_multiplier) == ("market", 1_200_000)
+    assert (market.name, market.common.fee_multiplier) == ("market", 1_200_001)
     assert market.common.poll_every == timedelta(minutes=2)
     assert market.settings == MarketSettings(regions=("us-east-1",))
 
@@ -273,6 +273,13 @@ BAD = [
         "20 is not between",
         "1.20",
         id="fee",
+    ),
+    pytest.param(
+        "[providers.market]\nfee_multiplier = 0.4",
+        "providers.market.fee_multiplier",
+        "0.4 is not between",
+        "1.20",
+        id="fee below the price",
     ),
     pytest.param(
         '[providers.market]\nfee_multiplier = "x"', "providers.market.fee_multiplier", "not a factor", "1.20", id="fee?"

@@ -9,6 +9,7 @@ import pytest
 
 from spotd.core.domain.intents import JobId
 from spotd.store import NotDecrypted, SecretsKey, SecretsKeys
+from spotd.store.place import Leader
 
 CANARY = "canary-value-of-a-token"
 VALUES = {"TOKEN": CANARY, "EMPTY": "", "ODD": "\ud800 ü\n"}
@@ -23,6 +24,14 @@ def test_values_are_the_same_again_and_stand_nowhere_in_the_row() -> None:
     assert "TOKEN" not in b64decode(row.data).decode("latin-1")
     assert row.data not in repr(row)
     assert KEY.encrypt(JOB, VALUES).data != row.data
+
+
+def test_a_leader_is_believed_by_the_former_key_as_well_and_by_no_other() -> None:
+    proofs = SecretsKeys(current=KEY).proofs_of("term", "https://here", "c" * 64)
+    leader = Leader(term="term", words="a process", url="https://here", certificate="c" * 64, proofs=proofs)
+    assert SecretsKeys(current=OTHER, former=KEY).key_of(leader) is KEY
+    assert SecretsKeys(current=OTHER).key_of(leader) is None
+    assert SecretsKeys(current=KEY).key_of(replace(leader, url="https://elsewhere")) is None
 
 
 def test_rows_of_short_values_have_one_size() -> None:

@@ -368,6 +368,13 @@ def test_the_metric_is_read_from_the_checkpoint_and_nothing_else_is_believed(
     assert seen(rig.objects) == [value]
 
 
+def test_a_metric_of_other_bytes_than_were_published_is_not_believed(rig: Rig) -> None:
+    of_host(rig.objects, {"weights": b"w", "metrics.json": b'{"loss": 1}'})
+    [key] = [one.key for one in rig.objects.list("jobs/") if rig.objects.get(one.key, bytes_max=9999) == b'{"loss": 1}']
+    rig.objects.put(key, b'{"loss": 2}')
+    assert seen(rig.objects) == [None]
+
+
 class Flaky(FolderStore):
     """A store that goes away when a certain object is read, once."""
 

@@ -13,6 +13,7 @@ from spotd.core.domain.states import AttemptState
 from spotd.core.domain.world import World
 from spotd.core.kernel.outcomes import launched
 from spotd.core.kernel.reconcile import reconcile
+from spotd.core.metering import spent_in_month
 from spotd_providers.contract.values import InstanceState, MicroUsd, MicroUsdPerHour, cost
 from tests.cases import every
 from tests.unit.core.builders import NOW, instance, listing, market, report, world_with
@@ -92,6 +93,12 @@ def test_a_price_that_leaps_is_booked_from_the_first_of_two_lists_that_state_it(
     (item,) = world.attempts.values()
     assert booked == pytest.approx((400_000 + price) / 60, abs=3)
     assert (item.stop is not None) is is_stopped
+
+
+def test_a_month_is_spent_from_its_first_day_on() -> None:
+    days = {NOW.date().replace(day=1): MicroUsd(7), NOW.date().replace(day=1) - timedelta(days=1): MicroUsd(100)}
+    world = replace(world_with(AttemptState.RUNNING), attempts={}, spent_by_day=days)
+    assert spent_in_month(world, NOW) == 7
 
 
 def test_a_list_that_states_a_leap_and_is_judged_again_is_no_second_one() -> None:

@@ -202,6 +202,21 @@ def test_a_machine_that_ended_itself_after_success_is_done_not_lost() -> None:
     assert [a.state for a in plan.attempts.values()] == [A.ENDED]
 
 
+def test_a_job_that_was_cancelled_too_late_has_succeeded() -> None:
+    world = world_with(A.STOPPING)
+    assert [owner.cancel_requested for owner in world.jobs.values()] == [True]
+    heard = report(seq=9, phase="done", exit_reason=EndReason.DONE, exit_code=0)
+    assert after(world, reconcile(world, listing(instance(S.RUNNING)), heard, NOW)) == (A.ENDING, JobState.SUCCEEDED)
+
+
+@every(("reason", "code"), [(EndReason.PREEMPTED, None), (EndReason.USER_ERROR, 143)])
+def test_the_exit_code_of_a_job_is_that_of_a_command_which_ended_by_itself(reason: EndReason, code: int | None) -> None:
+    world = world_with(A.RUNNING)
+    heard = report(seq=9, phase="done", exit_reason=reason, exit_code=143)
+    world = applied(world, reconcile(world, listing(instance(S.RUNNING)), heard, NOW))
+    assert [owner.exit_code for owner in world.jobs.values()] == [code]
+
+
 EXITS = {
     "success": (EndReason.DONE, 0, JobState.SUCCEEDED),
     "failure with a retry left": (EndReason.USER_ERROR, 1, JobState.RECOVERING),

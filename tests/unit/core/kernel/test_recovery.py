@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import datetime, timedelta
+from typing import Any
 
 import pytest
 
 from spotd.core.domain.attempts import Attempt
-from spotd.core.domain.intents import Meter
+from spotd.core.domain.intents import JobId, Meter
 from spotd.core.domain.plan import applied
 from spotd.core.domain.policy import attempt_key
 from spotd.core.domain.states import AttemptState, EndReason
-from spotd.core.metering import job_spent
+from spotd.core.metering import job_spent, lease_and_save
 from spotd.core.recovery import Survey, Unknown, record_of, recover
+from spotd_providers.contract.values import MicroUsdPerGpuHour
 from tests.cases import every
 from tests.unit.core.builders import INSTALL, MINUTE, NOW, world_with
 
@@ -74,3 +76,25 @@ def test_a_machine_that_an_old_copy_of_the_state_knows_is_booked_up_to_what_its_
     booked_until_now = job_spent(world, world.jobs[item.id.job], back)
     owed = item.quote.price.total * (booked * MINUTE) // hour
     assert abs(booked_until_now - owed) <= item.quote.price.total // 60 + 2
+
+
+@every(
+    "changes",
+    [
+        pytest.param(None, id="not known"),
+        pytest.param({"ceiling": MicroUsdPerGpuHour(1)}, id="above its ceiling"),
+        pytest.param({"key": attempt_key(INSTALL, JobId("j1"), 9, "other0")}, id="of another install"),
+    ],
+)
+def test_a_launch_that_the_store_does_not_prove_to_be_ours_and_payable_is_waited_for_and_not_taken_in(
+    changes: dict[str, Any] | None,
+) -> None:
+    """Its machine may compute until no lease keeps it alive."""
+    world = world_with(AttemptState.RUNNING)
+    (item,) = world.attempts.values()
+    record = replace(record_of(item), key=attempt_key(INSTALL, item.id.job, 9))
+    unknown = Unknown(number=9, record=None if changes is None else replace(record, **changes))
+    after = applied(world, recover(world, [Survey(job=item.id.job, unknown=[unknown])], NOW))
+    owner = after.jobs[item.id.job]
+    assert {one.number for one in after.attempts} == {1}
+    assert owner.not_before == NOW + lease_and_save(owner, world.policy)

@@ -53,7 +53,6 @@ def learning(rig: Rig) -> Rig:
     return rig
 
 
-@pytest.mark.long
 async def test_a_machine_of_a_former_account_is_not_forgotten_and_is_named(tmp_path: Path) -> None:
     rig = learning(Rig(tmp_path))
     shop = Accounts(rig.clock)
