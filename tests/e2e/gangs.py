@@ -15,7 +15,7 @@ from tests.e2e.test_gang import SCRIPT, code_folder
 STEPS = 1500
 
 
-def straight_sha256(folder: Path, nodes: int = 2) -> str:
+def straight_sha256(folder: Path, nodes: int = 2, steps: int = STEPS) -> str:
     """What so many processes of the same training end with, when nothing of spotd or Slurm is beside them."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
@@ -25,7 +25,7 @@ def straight_sha256(folder: Path, nodes: int = 2) -> str:
         (here / "saved").mkdir(parents=True)
         place = {"NODE_RANK": str(rank), "NNODES": str(nodes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         more = {"SPOTD_CHECKPOINT_DIR": str(here / "saved"), "SPOTD_RENDEZVOUS_ID": "straight", "SPOTD_RESUME": ""}
-        words = [sys.executable, str(SCRIPT), "--steps", str(STEPS), "--save-every", str(STEPS)]
+        words = [sys.executable, str(SCRIPT), "--steps", str(steps), "--save-every", str(steps)]
         processes.append(subprocess.Popen(words, cwd=here, env={**os.environ, **place, **more}))
     assert [one.wait(120) for one in processes] == [0] * nodes
     return (folder / "rank0" / "out" / "weights.sha256").read_text().strip()

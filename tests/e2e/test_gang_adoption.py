@@ -14,7 +14,7 @@ from tests.e2e.harness import LEAVES_AT_ONCE, Lab, assert_books_are_clean, lab, 
 from tests.e2e.person import Person
 from tests.e2e.test_adoption import lose_state, take_over
 from tests.e2e.test_gang import kill
-from tests.e2e.test_gang_crash_points import NODES, submit
+from tests.e2e.test_gang_crash_points import NODES, STEPS, submit
 from tests.e2e.test_gang_kept import HOSTS, gang_of, trains
 
 pytestmark = pytest.mark.e2e
@@ -36,7 +36,7 @@ def test_a_lost_state_is_rebuilt_while_a_gang_goes_on_without_its_first_machine(
 ) -> None:
     store = tmp_path / "objects"
     settings = f'{LEAVES_AT_ONCE}[store]\nurl = "file://{store}"\n'
-    expected = straight_sha256(tmp_path / "straight", NODES)
+    expected = straight_sha256(tmp_path / "straight", NODES, STEPS)
     with lab(tmp_path / "lab", hosts=HOSTS, scale=SCALE, daemon=settings) as found:
         found.environment["SPOTD_CRASH_FILE"] = str(tmp_path / "crash")
         found.start()

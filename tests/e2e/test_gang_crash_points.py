@@ -15,7 +15,7 @@ import pytest
 
 from spotd.daemon.commits import CrashPoint
 from tests.e2e.crashable import OF_SEVERAL
-from tests.e2e.gangs import STEPS, straight_sha256
+from tests.e2e.gangs import straight_sha256
 from tests.e2e.harness import LEAVES_AT_ONCE, Lab, assert_books_are_clean, lab, until
 from tests.e2e.person import Person
 from tests.e2e.test_crash_points import assert_no_trouble_in_the_logs
@@ -24,6 +24,8 @@ from tests.e2e.test_gang_kept import HOSTS, gang_of, trains
 
 pytestmark = pytest.mark.e2e
 NODES = 3
+STEPS = 4000
+"""It trains for longer than all losses take, until it is released."""
 P = CrashPoint
 ONLY_THEN = (
     P.BEFORE_COMMIT_CYCLE_HANDOVER,
@@ -67,7 +69,7 @@ def test_a_gang_goes_on_without_its_first_machine_wherever_the_daemon_dies(
 
 def lose_first_at_each(found: Lab, points: Sequence[CrashPoint], tmp_path: Path) -> None:
     """A training loses its first machine for each of these points, at which the daemon dies then."""
-    expected = straight_sha256(tmp_path / "straight", NODES)
+    expected = straight_sha256(tmp_path / "straight", NODES, STEPS)
     found.shares_machines = True  # an attempt goes on with the machines of the one before
     job, person = submit(found, tmp_path), Person(found)
     person.sees(lambda: trains(found, job, 0), what="all to train", within=120)

@@ -514,7 +514,7 @@ class Cloud(Nature):
         if m is None or not m.alive or m.outcome is not None or m.said is not None or m.is_over_unheard:
             return  # what its owner knows may be from before it was outbid
         fresh = {rank for rank in ranks if number is None or m.came.get(rank, 0) < number} - m.dropped
-        is_first = m.first in ranks and not m.without_first
+        is_first = m.first in fresh and not m.without_first
         if (healthy := fresh - m.gone - m.lost) or is_first:
             m.odd_calls.append(f"ranks {sorted(ranks)} were replaced or left out, {sorted(healthy)} of them healthy")
 
