@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
 
 from spotd.core.domain.intents import JobId
 from spotd.core.domain.plan import Plan
-from spotd.core.domain.states import EndReason, JobState
+from spotd.core.domain.states import EndReason, InvariantBroken, JobState
 from spotd.core.domain.world import World
 from spotd.core.requests import set_ceiling
 from spotd.daemon.commits import cycle_points
@@ -145,3 +145,16 @@ async def test_launches_of_jobs_that_are_over_are_forgotten(rig: Rig) -> None:
         state = rig.control_loop.state
         assert state is not None
         assert rig.executor._launched <= state.world.intents.keys() == set()
+
+
+async def test_a_plan_that_would_break_a_rule_is_refused_whole(rig: Rig) -> None:
+    async with rig.running():
+        name = await rig.submit()
+        await rig.until_running(name, 1)
+
+    def forgotten(world: World, _now: datetime) -> Plan:
+        return Plan(jobs={name: replace(world.jobs[name], attempts_made=0)})
+
+    with pytest.raises(InvariantBroken, match="is not counted by its job"):
+        await rig.commits.commit(forgotten, cycle_points)
+    assert rig.job(name).attempts_made == 1
