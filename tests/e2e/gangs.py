@@ -1,4 +1,4 @@
-"""A training of two machines: queued as a job, watched, and run without spotd for the bytes it must end with."""
+"""A training of two machines or more: queued as a job, watched, and run without spotd for what it must end with."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def saved_on_its_own(found: Lab, job: str) -> int:
     return number if any(one["attempt"] == number for one in kept) else 0
 
 
-def submit_two(found: Lab, tmp_path: Path, **changes: Any) -> str:
-    """Queue it on two machines; the file `release` lets it end soon."""
-    run = f"{sys.executable} gang_train.py --steps {STEPS} --pace 0.05 --release {tmp_path / 'release'}"
+def submit_two(found: Lab, tmp_path: Path, *, nodes: int = 2, pace: float = 0.05, **changes: Any) -> str:
+    """Queue it on two machines, or on so many; the file `release` lets it end soon."""
+    run = f"{sys.executable} gang_train.py --steps {STEPS} --pace {pace} --release {tmp_path / 'release'}"
     return found.submit(
         "gang",
         run,
         workdir=code_folder(tmp_path),
-        nodes=2,
+        nodes=nodes,
         outputs=["out/**"],
         checkpoint={"every": "1m", "settle": "10s", "stop_grace": "60s", "saved_by": "first"},
         **changes,

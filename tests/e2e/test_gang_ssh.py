@@ -1,4 +1,4 @@
-"""Two own hosts of a pool of three, over a real sshd, that train together while one of them is lost."""
+"""Own hosts of one pool, over a real sshd, that train together while some of them are lost, the first one too."""
 
 from __future__ import annotations
 
@@ -14,9 +14,12 @@ from typing import Any
 
 import pytest
 
+from spotd.daemon.commits import CrashPoint
 from spotd_providers.kit.ssh import own_key
+from spotd_providers.ssh.answers import key_in
 from tests.e2e.gangs import saved_on_its_own, straight_sha256, submit_two
-from tests.e2e.harness import Lab, lab, until
+from tests.e2e.harness import FINAL, Lab, lab, until
+from tests.e2e.person import Person
 from tests.e2e.test_gang_kept import events_of
 from tests.fakes.ssh.host import FakeHost, Gpu
 from tests.fakes.ssh.sshd import SSHD, real_sshd
@@ -27,7 +30,8 @@ pytestmark = [
     pytest.mark.timeout(900),
     pytest.mark.skipif(SSHD is None, reason="openssh-server is not installed"),
 ]
-NAMES = ("titan", "twin", "third")
+NAMES = ("titan", "twin", "third", "fourth", "fifth")
+IS_OFF = "#!/bin/sh\nexit 1\n"
 PRICE = 0.10
 HOST = """
 [[providers.ssh.hosts]]
@@ -50,11 +54,31 @@ def parts(hosts: dict[str, FakeHost]) -> dict[int, tuple[FakeHost, str]]:
     return {int((host.folder(name) / "meta").read_text().split()[3]): (host, name) for host, name in found}
 
 
+def left(hosts: dict[str, FakeHost]) -> list[str]:
+    """Return the machines on all hosts that run, or whose end was not ordered there."""
+    return [one.machine_id for host in hosts.values() for one in host.machines() if one.exists]
+
+
+def keys(hosts: dict[str, FakeHost]) -> set[str]:
+    """Return the keys by which anything was ever started."""
+    return {key_in(one.name) for host in hosts.values() for one in host.state.glob("machines/*")}
+
+
+def cut_off(host: FakeHost) -> None:
+    """Let it answer no more; what it runs goes on."""
+    host.program("flock", IS_OFF)
+
+
+def connect(host: FakeHost) -> None:
+    (host.bin / "flock").unlink()
+
+
 @contextmanager
-def pool(tmp_path: Path) -> Iterator[tuple[Lab, dict[str, FakeHost]]]:
-    """Three hosts of one pool behind a real sshd, and a daemon that may log in; no process of them is left."""
+def pool(tmp_path: Path, size: int = 3) -> Iterator[tuple[Lab, dict[str, FakeHost]]]:
+    """Hosts of one pool behind a real sshd, and a daemon that may log in; no machine on them is left."""
     hosts = {
-        name: FakeHost(name, tmp_path / name, Gpu(uuid=f"GPU-7{n}77a000-0000-0001")) for n, name in enumerate(NAMES)
+        name: FakeHost(name, tmp_path / name, Gpu(uuid=f"GPU-7{n}77a000-0000-0001"))
+        for n, name in enumerate(NAMES[:size])
     }
     try:
         with real_sshd(tmp_path / "sshd") as sshd:
@@ -75,9 +99,10 @@ def pool(tmp_path: Path) -> Iterator[tuple[Lab, dict[str, FakeHost]]]:
                 words = [sys.executable, "-c", code, "hosts", "add", "127.0.0.1", "--port", str(sshd.port), "--yes"]
                 subprocess.run(words, check=True, env={**os.environ, "STATE_DIRECTORY": str(state)}, timeout=120)
                 sshd.admit(f"restrict {own_key(state / 'providers' / 'ssh' / 'id_ed25519')}")
+                found.environment["SPOTD_CRASH_FILE"] = str(tmp_path / "crash")
                 found.start()
                 yield found, hosts
-                until(lambda: not parts(hosts), what="the end")
+                until(lambda: not left(hosts), what="the end")
                 found.stop()  # there is no bill that its receipts could be held against
     finally:
         for host in hosts.values():
@@ -144,3 +169,114 @@ def test_the_host_that_is_left_is_kept_while_another_one_gets_the_place_of_a_los
 
 def goes_on(found: Lab, job: str, times: int) -> bool:
     return len(events_of(found, job, "attempt.went_on")) >= times
+
+
+def trains(found: Lab, job: str, losses: int) -> bool:
+    """Whether all train again after so many losses, and something was saved since."""
+    assert found.state(job) not in FINAL, found.job(job)
+    kinds = [one["kind"] for one in found.events(job)]
+    if kinds.count("attempt.went_on") < losses or found.state(job) != "RUNNING":
+        return False
+    since = max((at for at, kind in enumerate(kinds) if kind == "attempt.went_on"), default=0)
+    return "checkpoint.accepted" in kinds[since:]
+
+
+def test_the_first_host_is_lost_alone_with_another_and_again_and_the_others_go_on(tmp_path: Path) -> None:
+    expected = straight_sha256(tmp_path / "straight", 3)
+    with pool(tmp_path, 5) as (found, hosts):
+        job = submit_two(found, tmp_path, nodes=3, replace_within="60m")
+        until(partial(trains, found, job, 0), what="all to train", within=240)
+        healthy = parts(hosts)[1]
+        leader = healthy[0].leader(healthy[1])
+        for losses, ranks in enumerate(([0], [0, 2], [0]), start=1):
+            lost = [parts(hosts)[rank] for rank in ranks]
+            for host, name in lost:
+                cut_off(host)
+                host.kill(name)
+            until(partial(trains, found, job, losses), what="all to train again", within=240)
+            assert not {host.name for host, _ in parts(hosts).values()} & {host.name for host, _ in lost}
+            for host, _ in lost:
+                connect(host)
+            until(lambda: len(left(hosts)) == 3, what="what the lost ones left to be cleared away")
+        assert (parts(hosts)[1], healthy[0].leader(healthy[1])) == (healthy, leader), "the healthy one began anew"
+        assert len(keys(hosts)) == 1, "they were bought again"
+        attempts = end_of(found, tmp_path, job, expected)
+        assert [one.get("reason") for one in attempts] == ["host_lost"] * 3 + ["done"]
+        assert {(one["gpu_count"], one["effective_usd_h"]) for one in found.receipts(job)[0]["attempts"]} == {
+            (3, round(3 * PRICE, 6))
+        }
+
+
+def test_a_first_host_that_is_cut_off_and_back_changes_nothing_of_what_goes_on_without_it(tmp_path: Path) -> None:
+    expected = straight_sha256(tmp_path / "straight")
+    with pool(tmp_path) as (found, hosts):
+        job = submit_two(found, tmp_path, replace_within="60m")
+        until(partial(trains, found, job, 0), what="all to train", within=240)
+        first, healthy = parts(hosts)[0], parts(hosts)[1]
+        stopped = first[0].members(first[1])
+        cut_off(first[0])
+        for pid in stopped:
+            os.kill(pid, signal.SIGSTOP)
+        until(partial(goes_on, found, job, 1), what="the other one to go on", within=240)
+        assert first[0].members(first[1]) == stopped
+        for pid in stopped:
+            os.kill(pid, signal.SIGCONT)
+        connect(first[0])
+        until(lambda: len(left(hosts)) == 2, what="the former first one to end")
+        until(partial(trains, found, job, 1), what="all to train", within=240)
+        assert parts(hosts)[1] == healthy
+        assert len(keys(hosts)) == 1, "they were bought again"
+        assert len(end_of(found, tmp_path, job, expected)) == 2
+        (line,) = [one for one in found.api.cost(job)["receipts"][0]["attempts"] if one["attempt"] == 2]
+        assert 0 < line["kept_s"] <= 3600
+
+
+STEPS = (
+    CrashPoint.BEFORE_PUT_GRANT,
+    CrashPoint.AFTER_PUT_GRANT,
+    CrashPoint.BEFORE_PUT_NEXT,
+    CrashPoint.AFTER_PUT_NEXT,
+    "kept by the one that stays",
+    "begun on another host",
+    "another one runs",
+)
+
+
+def test_the_daemon_dies_at_each_step_of_a_loss_of_the_first_host_and_nothing_is_started_twice(tmp_path: Path) -> None:
+    expected = straight_sha256(tmp_path / "straight")
+    with pool(tmp_path) as (found, hosts):
+        job = submit_two(found, tmp_path, pace=0.4, replace_within="60m")
+        until(partial(trains, found, job, 0), what="all to train", within=240)
+        person, healthy = Person(found), parts(hosts)[1]
+        meta = healthy[0].folder(healthy[1]) / "meta"
+        for losses, step in enumerate(STEPS, start=1):
+            host, name = parts(hosts)[0]
+            before, folders = meta.read_text(), _folders(hosts)
+            if isinstance(step, CrashPoint):
+                person.arm(step)
+                host.kill(name)
+                person.sees(lambda: len(person.deaths) == losses, what=f"the daemon to die at {step}", within=240)  # noqa: B023 - called at once
+            else:
+                host.kill(name)
+                until(partial(_is_at, step, meta, before, hosts, folders), what=step, within=240, every=0.001)
+                person.crash_file.write_text("")
+                found.kill()
+                person.revive()
+            person.sees(partial(trains, found, job, losses), what="all to train again", within=240)
+            fresh = _folders(hosts) - folders
+            assert len(fresh) == 1, f"started at {step}: {fresh}"
+            until(lambda: len(left(hosts)) == 2, what="the former first one to be cleared away")
+        assert parts(hosts)[1] == healthy
+        assert len(keys(hosts)) == 1, "they were bought again"
+        assert len(end_of(found, tmp_path, job, expected)) == len(STEPS) + 1
+
+
+def _folders(hosts: dict[str, FakeHost]) -> set[Path]:
+    return {one for host in hosts.values() for one in host.state.glob("machines/*")}
+
+
+def _is_at(step: str, meta: Path, before: str, hosts: dict[str, FakeHost], folders: set[Path]) -> bool:
+    if step == STEPS[-3]:
+        return meta.read_text() != before
+    fresh = _folders(hosts) - folders
+    return bool(fresh) and (step == STEPS[-2] or any((one / "child").exists() for one in fresh))

@@ -26,6 +26,8 @@ def as_one(
 ) -> Instance:
     """Return what the parts are together: they run while the first does, and they are gone when each is proved to be.
 
+    Where the loss of one is judged by their owner, they run while any of them does.
+
     A provider may bill nothing for a machine that it took back: all of them count as taken once each was.
 
     Args:
@@ -33,7 +35,7 @@ def as_one(
         names: what a user reads of each machine, by rank: `on titan`.
         hidden: ranks of which nothing can be known now, which are never taken for ended.
         without: ranks that are no part any more, or to which another machine comes.
-        ends_with_one: the loss of another one than the first is the end of all; else their owner judges it.
+        ends_with_one: the loss of one is the end of all; else their owner judges it.
     """
     nodes = len(names)
     absent = [rank for rank in range(nodes) if rank not in parts and rank not in hidden and rank not in without]
@@ -41,7 +43,12 @@ def as_one(
     def words(rank: int, what: str) -> str:
         return f"machine {rank + 1} of {nodes} {names[rank]} {what}".replace("  ", " ")
 
-    first = parts.get(0)
+    lead = 0
+    if not ends_with_one:
+        placed = [rank for rank in range(nodes) if rank not in without]
+        running = [rank for rank in placed if rank in parts and parts[rank].state is InstanceState.RUNNING]
+        lead = next(iter([*running, *placed]), 0)
+    first = parts.get(lead)
     notices = [one.notice_at for one in parts.values() if one.notice_at is not None]
     whole = replace(first or parts[min(parts)], ref=ref, notice_at=min(notices, default=None))
     if any(one.billing is Billing.FULL for one in parts.values()):
@@ -50,16 +57,20 @@ def as_one(
         if hidden:
             return replace(whole, state=InstanceState.UNKNOWN, detail=words(min(hidden), "is not shown now"))
         return _when_over(whole, list(parts.values()))
+    if hidden and not ends_with_one and (first is None or first.state is not InstanceState.RUNNING):
+        return replace(whole, state=InstanceState.UNKNOWN, detail=words(min(hidden), "is not shown now"))
     if first is None:
-        if 0 in hidden:
-            return replace(whole, state=InstanceState.UNKNOWN, detail=words(0, "is not shown now"))
-        return replace(whole, state=InstanceState.PAUSED, loss=Loss.HOST_LOST, detail=words(0, "is gone"))
+        if lead in hidden:
+            return replace(whole, state=InstanceState.UNKNOWN, detail=words(lead, "is not shown now"))
+        return replace(whole, state=InstanceState.PAUSED, loss=Loss.HOST_LOST, detail=words(lead, "is gone"))
     if first.state in ENDED:
-        detail = words(0, "has ended, and not all of them have")
+        detail = words(lead, "has ended, and not all of them have")
         return replace(whole, state=InstanceState.PAUSED, ended_at=None, detail=detail)
     if first.state is InstanceState.PENDING and any(one.state is InstanceState.RUNNING for one in parts.values()):
         return replace(whole, state=InstanceState.RUNNING, detail=words(0, "starts"))  # as others are billed already
     lost = [rank for rank, one in sorted(parts.items()) if one.state in _LOST]
+    if not ends_with_one and 0 in absent:
+        lost, absent = sorted({0, *lost}), [rank for rank in absent if rank]  # it begins before the others
     if lost and first.state is InstanceState.RUNNING and not ends_with_one:
         return replace(whole, detail=words(lost[0], "is lost"))
     if lost and first.state is InstanceState.RUNNING:

@@ -159,15 +159,17 @@ Part = tuple[str, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Places:
-    """Which machines carry one attempt together, as one of them says; what the first one says is newest.
+    """Which machines carry one attempt together, as one of them says.
 
     Attributes:
         parts: by rank.
+        origin: the host that was the first one at their launch, by which all of them are named.
         former: machines whose place another one has, or none, and whose end is not proved.
-        changes: how often the first one's words were changed.
+        changes: how often this was changed.
     """
 
     parts: tuple[Part, ...]
+    origin: str
     former: tuple[Part, ...] = ()
     changes: int = 0
 
@@ -176,14 +178,12 @@ class Places:
         return tuple(name for name, _ in self.parts)
 
     @property
-    def word(self) -> str:
-        """What every host keeps of it."""
-        return ",".join(map(_part_word, self.parts))
-
-    @property
     def words(self) -> str:
-        """What the first host keeps of it."""
-        return f"{self.word} {','.join((str(self.changes), *map(_part_word, self.former)))}"
+        """What every host keeps of it."""
+        word = ",".join(map(_part_word, self.parts))
+        if not self.changes:
+            return word
+        return f"{word} {','.join((str(self.changes), *map(_part_word, self.former)))} {self.origin}"
 
 
 def _part_word(part: Part) -> str:
@@ -201,12 +201,13 @@ def _parts_of(words: Sequence[str]) -> tuple[Part, ...] | None:
     return tuple(found)
 
 
-def _places_of(word: str, changed: str) -> Places | None:
+def _places_of(word: str, changed: str = "0", origin: str = "") -> Places | None:
     changes, *former = changed.split(",")
     count, parts, others = number(changes, digits=7), _parts_of(word.split(",")), _parts_of(former)
     if count is None or parts is None or others is None:
         return None
-    return Places(parts=parts, former=others, changes=count)
+    name = origin or parts[0][0]
+    return Places(parts=parts, origin=name, former=others, changes=count) if re.fullmatch(HOST_NAME, name) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,11 +232,15 @@ class MachineRow:
     @property
     def place(self) -> tuple[int, Places] | None:
         """Its rank and the places of all, where it is one of several machines."""
-        if len(self._meta) not in (5, 6):
+        if len(self._meta) not in (5, 6, 7):
             return None
-        rank, places = number(self._meta[3], digits=4), _places_of(*[*self._meta[4:], "0"][:2])
-        is_read = rank is not None and places is not None and rank < len(places.parts)
-        return (rank, places) if is_read and rank is not None and places is not None and places.names[0] else None
+        rank, places = number(self._meta[3], digits=4), _places_of(*self._meta[4:])
+        return None if rank is None or places is None or rank >= len(places.parts) else (rank, places)
+
+    @property
+    def part(self) -> Part:
+        """Which of several machines it is, also where another one has its place now."""
+        return self._meta[2], int(self.folder.removeprefix(self.key).removeprefix(".") or 0)
 
     @property
     def meta(self) -> str:
@@ -248,10 +253,20 @@ class MachineRow:
         return "1" in self.words[:2]
 
     @property
+    def is_ended(self) -> bool:
+        """Whether its end was ordered."""
+        return self.words[5:6] == ("1",)
+
+    @property
+    def runs(self) -> bool:
+        """Whether its first process is there, which nothing starts again."""
+        return self.words[:1] == ("1",) and not self.is_ended
+
+    @property
     def ref(self) -> InstanceRef:
         """Its name for good: by the name that the config had for its host, or the first of several, at its launch."""
         if self.place is not None:
-            return ref_of(self.place[1].names[0], self.key)
+            return ref_of(self.place[1].origin, self.key)
         name = self._meta[2] if len(self._meta) == 3 and re.fullmatch(HOST_NAME, self._meta[2]) else self.host.name
         return ref_of(name, self.key)
 
@@ -288,7 +303,7 @@ def distinct_machines(rows: Iterable[MachineRow]) -> list[MachineRow]:
         found.setdefault((row.key, process) if process else (str(number_),), row)
     named: dict[tuple[InstanceRef, object], MachineRow] = {}
     for row in sorted(found.values(), key=lambda row: row.ref != ref_of(row.host.name, row.key)):
-        named.setdefault((row.ref, row.place), row)
+        named.setdefault((row.ref, None if row.place is None else row.part), row)
     return list(named.values())
 
 

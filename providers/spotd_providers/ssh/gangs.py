@@ -4,8 +4,11 @@ Each host keeps its own part under the same key, with the names of all hosts in 
 that is found names the whole, even if its launch broke off. What a host that does not answer has is not known, and is
 never taken for ended.
 
-Once one is replaced, what the first host keeps is what is true: which host has each place, since which round, and which
-hosts may have a machine left whose place is another's. It is written before anything is started.
+Once one is replaced, every host of the others keeps which host has each place, since which round, and which hosts may
+have a machine left whose place is another's. It is written before anything is started. None of these records is above
+the others, since any host may be lost with its own: of each place the newest round counts, whichever host says it, and
+what is left over is what any of them names (`union_of`). So an old record adds nothing, and two that differ agree once
+both are seen.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from spotd_providers.contract.values import Instance, InstanceRef, InstanceState, Offer
+from spotd_providers.contract.values import Instance, InstanceRef, InstanceState, Loss, Offer
 from spotd_providers.kit.gangs import ENDED, as_one
 from spotd_providers.ssh.answers import HostFacts, MachineRow, Part, Places, offers_of, ref_of, without_doubles
 from spotd_providers.ssh.settings import SshHost, SshSettings
@@ -26,7 +29,7 @@ class GangRow:
     """The parts of one attempt on several hosts, by rank; `silent` are hosts that did not answer.
 
     Attributes:
-        places: by the first one, or by the newest of the others while that is not seen.
+        places: by all parts that are seen.
         outdated: machines of it whose place another one has, or none.
     """
 
@@ -43,25 +46,47 @@ class GangRow:
 
     @property
     def ref(self) -> InstanceRef:
-        return ref_of(self.names[0], self.key)
+        return ref_of(self.places.origin, self.key)
+
+    @property
+    def speaker(self) -> MachineRow:
+        """The first machine that runs, or else is seen."""
+        found = [*(self.parts[rank] for rank in sorted(self.parts)), *self.outdated]
+        return next((one for one in found if one.runs), found[0])
 
     @property
     def host(self) -> SshHost:
-        """The first host, or another one while that is not seen."""
-        return self.parts[min(self.parts)].host
+        return self.speaker.host
+
+    @property
+    def folder(self) -> str:
+        return self.speaker.folder
 
     @property
     def former(self) -> tuple[Part, ...]:
         """Machines of it that may be there, beside those that have a place."""
-        found = dict.fromkeys((*self.places.former, *map(part_of, self.outdated)))
+        found = dict.fromkeys((*self.places.former, *(row.part for row in self.outdated)))
         return tuple(part for part in found if part not in self.places.parts)
 
 
-def part_of(row: MachineRow) -> Part:
-    """Return which of several machines one is, as it was when it began."""
-    assert row.place is not None
-    rank, places = row.place
-    return places.parts[rank]
+def union_of(records: Iterable[Places]) -> Places:
+    """Return what these say together: a place is left for good, else it is that of the machine that came last.
+
+    Where two came in one round for one place, the record that was changed more often knows why.
+    """
+    known = list(records)
+    count = max(len(one.parts) for one in known)
+    parts = []
+    for rank in range(count):
+        claims = [(one.parts[rank], one.changes) for one in known if rank < len(one.parts)]
+        parts.append(max(claims, key=lambda claim: (not claim[0][0], claim[0][1], claim[1], claim[0][0]))[0])
+    former = dict.fromkeys(part for one in known for part in one.former)
+    return Places(
+        parts=tuple(parts),
+        origin=known[0].origin,
+        former=tuple(part for part in former if part not in parts),
+        changes=max(one.changes for one in known),
+    )
 
 
 def with_gangs(rows: Iterable[MachineRow], silent: Iterable[str]) -> list[MachineRow | GangRow]:
@@ -75,12 +100,11 @@ def with_gangs(rows: Iterable[MachineRow], silent: Iterable[str]) -> list[Machin
 
 
 def _gang(rows: Sequence[MachineRow], silent: frozenset[str]) -> GangRow:
-    known = [row.place[1] for row in rows if row.place is not None]
-    places = max(known, key=lambda one: (one.changes, max(came for _, came in one.parts)))
+    places = union_of(row.place[1] for row in rows if row.place is not None)
     parts: dict[int, MachineRow] = {}
     outdated = []
     for row in rows:
-        part = part_of(row)
+        part = row.part
         if part in places.parts and places.parts.index(part) not in parts:
             parts[places.parts.index(part)] = row
         else:
@@ -95,6 +119,10 @@ def whole_of(row: GangRow, parts: Mapping[int, Instance], outdated: Sequence[Ins
     comes = {rank for rank, (name, came) in absent.items() if came and name and rank not in hidden}
     without = comes | {rank for rank, (name, _) in absent.items() if not name}
     names = [f"on {name}" for name in row.names]
+    if not parts:
+        state = InstanceState.UNKNOWN if row.silent else InstanceState.PAUSED
+        lost = replace(outdated[0], ref=row.ref, state=state, notice_at=None, ended_at=None)
+        return replace(lost, loss=Loss.HOST_LOST, detail="none of its machines that are seen has a place")
     whole = as_one(parts, names, row.ref, now, hidden=hidden, without=without, ends_with_one=False)
     if comes and whole.state is InstanceState.RUNNING and not whole.detail:
         rank = min(comes)

@@ -314,7 +314,7 @@ class SshProvider(ProviderTemplate):
             *self._leave(host),
             grace_s,
             host.name,
-            *(rank, came, "-" if places is None else places.word, near),
+            *(rank, came, "-" if places is None else places.words, near),
             *offer.extra["devices"].split(" "),
         )
         try:
@@ -383,8 +383,10 @@ class SshProvider(ProviderTemplate):
 
     async def logs(self, ref: InstanceRef, *, lines: int) -> Sequence[str]:
         await self._require_ours(ref)
-        host, key = await self._place_of(ref)
-        answer = await self._read(host, "log", key, max(0, min(lines, 10_000)))
+        host, folder = await self._place_of(ref)
+        if (row := await self._row(ref)) is not None:
+            host, folder = row.host, row.folder
+        answer = await self._read(host, "log", folder, max(0, min(lines, 10_000)))
         return last_lines([line[-1] for line in answer if line[0] == "log"], lines)
 
     async def shell(self, ref: InstanceRef) -> ShellAddress:
@@ -396,7 +398,7 @@ class SshProvider(ProviderTemplate):
         """Connect to a port of the job by a program on the host, or in its container."""
         row: MachineRow | GangRow = await self._running_row(ref)
         host = row.host
-        through = ("docker", "exec", "-i", row.key) if host.container == "docker" else ()
+        through = ("docker", "exec", "-i", row.folder) if host.container == "docker" else ()
         return await open_relay(self._links[host.name].run, port, who=host.name, path=host.path, through=through)
 
     # The doctor.
@@ -507,6 +509,7 @@ def _traits(settings: SshSettings) -> ProviderTraits:
         private_images=Capability(available=False, reason=NO_LOGIN),
         ends_itself_by="file",
         bill_open_for=timedelta(0),
+        replaces_first=True,
         owned=True,
     )
 

@@ -144,7 +144,7 @@ async def a_machine_of_several_is_left_out_and_the_others_stay(h: Harness) -> No
 
 @behaviour()
 async def the_first_machine_of_several_is_replaced_where_its_provider_says_so(h: Harness) -> None:
-    """It is replaced like any other, and the row goes on; elsewhere a call that names it changes nothing."""
+    """It is replaced or left out, and the row goes on; elsewhere a call that names it changes nothing."""
     provider = _replaces(h)
     request, instance, folder = await _bought(h)
     await until(lambda: len(_places(folder)) == NODES)
@@ -167,7 +167,20 @@ async def the_first_machine_of_several_is_replaced_where_its_provider_says_so(h:
     rows = [one for one in (await h.provider.instances()).instances if one.key == request.key]
     expect(len(rows) == 1 and rows[0].ref == instance.ref, f"the list shows {rows!r}")
     expect(rows[0].state is InstanceState.RUNNING, f"it is shown as {rows[0]!r}")
-    await _require_end_of_all(h, instance, [first, second, fresh[0]])
+    await provider.replace_members(request, instance.ref, [1], 5)
+    await until(lambda: len(_places(folder)) == NODES + 2)
+    third = next(words for words in _places(folder) if words[0] not in (first, second, fresh[0]))
+    expect(third[1] == "1" and third[-1] == "5", f"the place of one that came after a new first one is {third!r}")
+    for _ in range(2):
+        await provider.drop_members(instance.ref, [0])
+    await until(lambda: not _sleeps(fresh[0]))
+    expect(_sleeps(third[0]) and not _sleeps(second), "one that was to stay has ended, or one that was replaced lives")
+    await h.settle()
+    rows = [one for one in (await h.provider.instances()).instances if one.key == request.key]
+    expect(len(rows) == 1 and rows[0].ref == instance.ref, f"without the first one the list shows {rows!r}")
+    expect(rows[0].state is InstanceState.RUNNING, f"without the first one it is shown as {rows[0]!r}")
+    expect(rows[0].price in (None, request.offer.gpu_price // NODES), f"the price of one is {rows[0].price!r}")
+    await _require_end_of_all(h, instance, [words[0] for words in _places(folder)])
 
 
 def _replaces(h: Harness) -> ReplacesMembers:

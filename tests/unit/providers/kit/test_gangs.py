@@ -106,3 +106,34 @@ def test_a_loss_of_the_first_alone_is_stated_while_others_live() -> None:
     found = as_one(parts, ["", ""], GANG, NOW)
     assert (found.state, found.loss, found.ended_at) == (PAUSED, Loss.PREEMPTED, None)
     assert found.detail == "machine 1 of 2 has ended, and not all of them have"
+
+
+@every(
+    ("states", "hidden", "without", "expected", "detail"),
+    [
+        ((PAUSED, RUNNING), (), (), RUNNING, "machine 1 of 2 on 0 is lost"),
+        ((GONE, RUNNING), (), (), RUNNING, "machine 1 of 2 on 0 is lost"),
+        ((None, RUNNING), (), (), RUNNING, "machine 1 of 2 on 0 is lost"),
+        ((None, RUNNING), (0,), (), RUNNING, "machine 1 of 2 on 0 is not shown now"),
+        ((None, RUNNING), (), (0,), RUNNING, ""),
+        ((RUNNING, PAUSED), (), (), RUNNING, "machine 2 of 2 on 1 is lost"),
+        ((RUNNING, None), (), (), PENDING, "machine 2 of 2 on 1 has not begun"),
+        ((PAUSED, None), (1,), (), UNKNOWN, "machine 2 of 2 on 1 is not shown now"),
+        ((None, PAUSED), (0,), (), UNKNOWN, "machine 1 of 2 on 0 is not shown now"),
+        ((None, PAUSED), (), (), PAUSED, "machine 1 of 2 on 0 is gone"),
+        ((PAUSED, PAUSED), (), (), PAUSED, ""),
+        ((PAUSED, GONE), (), (), PAUSED, ""),
+        ((None, GONE), (), (0,), GONE, ""),
+    ],
+)
+def test_where_a_loss_is_judged_by_their_owner_they_run_while_any_does(
+    states: tuple[InstanceState | None, ...],
+    hidden: tuple[int, ...],
+    without: tuple[int, ...],
+    expected: InstanceState,
+    detail: str,
+) -> None:
+    parts = {rank: machine(state) for rank, state in enumerate(states) if state is not None}
+    names = [f"on {rank}" for rank in range(len(states))]
+    found = as_one(parts, names, GANG, NOW, hidden=hidden, without=without, ends_with_one=False)
+    assert (found.state, found.detail, found.notice_at) == (expected, detail, None)

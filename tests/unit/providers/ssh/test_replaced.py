@@ -164,6 +164,7 @@ def test_a_host_that_refuses_leaves_the_others_and_begins_by_the_next_same_call(
     async def story(h: SshHarness, provider: SshProvider, request: LaunchRequest, made: Instance) -> None:
         _kill(h.hosts["twin"], request.key)
         h.hosts["spare"].program("mkdir", NO_FOLDER)
+        h.hosts["twin"].use(*(gpu.uuid for gpu in h.hosts["twin"].gpus))
         with pytest.raises(NoCapacity, match="spare"):
             await provider.replace_members(request, made.ref, [1], NUMBER)
         found = await _row(provider, request)
@@ -211,6 +212,7 @@ def test_a_start_that_arrives_after_the_end_of_all_starts_nothing(tmp_path: Path
     async def story(h: SshHarness, provider: SshProvider, request: LaunchRequest, made: Instance) -> None:
         _kill(h.hosts["twin"], request.key)
         h.hosts["spare"].program("mkdir", NO_FOLDER)
+        h.hosts["twin"].use(*(gpu.uuid for gpu in h.hosts["twin"].gpus))
         with pytest.raises(NoCapacity):
             await provider.replace_members(request, made.ref, [1], NUMBER)
         (h.hosts["spare"].bin / "mkdir").unlink()
@@ -218,7 +220,7 @@ def test_a_start_that_arrives_after_the_end_of_all_starts_nothing(tmp_path: Path
         spare = next(one for one in provider._settings.hosts if one.name == "spare")
         page = await provider.offers(h.query())
         own = next(one for one in page.offers if one.offer_id == "spare:RTX_4090:2")
-        places = Places(parts=(("titan", 0), ("spare", NUMBER)))
+        places = Places(parts=(("titan", 0), ("spare", NUMBER)), origin="titan")
         await provider.begin(request, spare, own, (1, places, "127.0.0.1"))
         assert not any(one.running for one in h.machines())
         assert (await _row(provider, request)).state is InstanceState.GONE
