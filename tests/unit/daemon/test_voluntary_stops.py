@@ -17,6 +17,7 @@ from spotd.core import running as claims
 from spotd.core.domain.intents import AttemptId, JobId
 from spotd.core.domain.states import AttemptState, EndReason, JobState
 from spotd.core.domain.world import VerdictKind
+from spotd.store import StateUnavailable
 from spotd_jobs.objects.api import ObjectMissing, StoreUnavailable
 from spotd_jobs.objects.folder import FolderStore
 from spotd_jobs.spec.model import Schedule
@@ -170,6 +171,23 @@ async def test_a_machine_stays_while_the_store_is_away_and_something_is_cheaper(
         await rig.clock.sleep(20 * MINUTE)
         assert stop_reasons(rig, name) == []
         rig.objects.is_away = False
+        await rig.until(lambda: stop_reasons(rig, name) == [EndReason.MIGRATED])
+
+
+async def test_a_machine_stays_while_the_state_cannot_be_written_and_something_is_cheaper(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(_work: object) -> None:
+        raise StateUnavailable("the disk with the state is full", hint="free some space there")
+
+    rig = rig_of(tmp_path)
+    async with running(rig, tmp_path) as name:
+        with monkeypatch.context() as patched:
+            patched.setattr(rig.store, "tx", refused)
+            rig.shop.offer_index = [HERE, CHEAP]
+            await rig.clock.sleep(6 * MINUTE)
+            assert rig.grant(name, 1).orders.stop is None
+            assert len(rig.shop.alive()) == 1
         await rig.until(lambda: stop_reasons(rig, name) == [EndReason.MIGRATED])
 
 
