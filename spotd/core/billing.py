@@ -17,6 +17,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from spotd.core.author import order_stop
+from spotd.core.canary import CANARY
 from spotd.core.domain.attempts import Attempt, HostStatus, TrafficDebt
 from spotd.core.domain.copies import replace
 from spotd.core.domain.intents import AttemptId, Meter
@@ -501,7 +502,9 @@ def _restored_bytes(item: Attempt, job: Job, report: HostStatus) -> int:
     size = max((saved.bytes for saved in offered), default=0)
     done = next((saved.bytes for saved in offered if saved.name == (report.resumed_from or item.resumed_from)), 0)
     moved = max(done, min(report.restored_bytes, size))
-    if item.heartbeat_seen_at is not None:
+    was_read = item.heartbeat_seen_at is not None and not report.liveness_check
+    if was_read and (report.exit_phase or report.phase or item.phase) != CANARY:
+        # Its code and inputs; a machine that measures itself fetches nothing before that.
         moved += bytes_within(job.delivered_bytes - job.data_bytes)
     # All datasets are there once the command runs, also one that no read found running: it has an exit code. Before,
     # a lost host has read no more than it stated.

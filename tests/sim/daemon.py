@@ -865,7 +865,7 @@ def phase_of(m: Machine, now: datetime) -> str:
         return "save"
     if m.works_from is None or m.works_from <= now:
         return "run"
-    return "boot" if m.went_on or m.began_once else "canary"
+    return "canary" if m.measured and not m.went_on else "boot"
 
 
 def gang_of(m: Machine, phase: str) -> tuple[int, tuple[int, ...]] | None:

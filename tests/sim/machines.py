@@ -247,6 +247,8 @@ class Machine:
     """When the provider ends all of them, since one is missing."""
     is_half: bool = False
     """Some of them never come."""
+    is_empty: bool = False
+    """It is to fetch its job, once it has measured itself."""
     round: int = 0
     """Which machines take part, as the first one knows it."""
     granted: int = 0

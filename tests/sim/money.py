@@ -9,6 +9,7 @@ from datetime import date, datetime, timedelta
 from itertools import pairwise
 
 from spotd.core.billing import GAP
+from spotd.core.canary import CANARY
 from spotd.core.domain.attempts import Attempt
 from spotd.core.domain.intents import AttemptId, JobId
 from spotd.core.domain.states import JobState
@@ -111,6 +112,8 @@ def spending(result: Result) -> Iterator[str]:
         back = [at for _, at in result.daemon.told.restored if m.born < at]
         may += cost(MicroUsdPerHour(max(rate for _, rate in m.rates)), ran_as_stray(m, cloud, result.ended_at))
         may += cost(MicroUsdPerHour(max(rate for _, rate in m.rates)), ran_unheard(m, cloud, back))
+        if item.phase == CANARY:
+            may += m.traffic  # what it fetched since its newest word that was read
         off = booked[item.id] - m.billed
         if abs(off) > may:
             yield f"{m.key} was billed {m.billed} and booked {booked[item.id]}, which may differ by {may}"

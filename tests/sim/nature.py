@@ -270,8 +270,7 @@ class Nature:
             m.began_once = m.began_once or not m.dumb
             m.ran_work = m.saved[-1].work if m.saved else m.task.resume_at
             # A runner that is started again fetches nothing where its attempt has ended, or without a lease.
-            if m.outcome is None and not m.dumb and m.leased_until > m.ran_from and not m.refuses:
-                self._move_bytes(m, m.offer.download_price, (m.task.bytes if m.ran_work else 0) + m.task.inputs)
+            m.is_empty = m.outcome is None and not m.dumb and m.leased_until > m.ran_from and not m.refuses
         if m.outcome is not None or m.ran_from is None or m.dumb:
             return
         if m.kept_at is not None:
@@ -287,6 +286,9 @@ class Nature:
         ends_with = Outcome.LEASE_EXPIRED
         if m.member_lost_at is not None and m.member_lost_at < until:
             until, ends_with = max(m.member_lost_at, m.ran_from), Outcome.MEMBER_LOST
+        if m.is_empty and until >= m.ran_from + m.measured:
+            m.is_empty = False
+            self._move_bytes(m, m.offer.download_price, (m.task.bytes if m.ran_work else 0) + m.task.inputs)
         began = m.ran_from + m.measured + m.meets
         work = self._work_until(m, began, max(began, until))
         if m.refuses and until >= began:

@@ -10,7 +10,7 @@ import pytest
 
 from spotd.core.billing import meter_traffic
 from spotd.core.budgets import BudgetGuard
-from spotd.core.domain.attempts import Attempt
+from spotd.core.domain.attempts import Attempt, HostStatus
 from spotd.core.domain.intents import JobId, Meter
 from spotd.core.domain.jobs import MOVED_MAX, Checkpoint
 from spotd.core.domain.plan import applied
@@ -67,6 +67,30 @@ def test_uploaded_bytes_are_in_what_the_job_and_the_day_have_cost() -> None:
     assert job_spent(world, world.jobs[JOB], NOW) - job_spent(before, before.jobs[JOB], NOW) == 500_000
     assert spent_on_day(world, NOW) - spent_on_day(before, NOW) == 500_000
     assert the(world).uploaded_bytes == 50 * GB
+
+
+@every(
+    ("heard", "fetched"),
+    [
+        ({"phase": "canary"}, 0),
+        ({"phase": "done", "exit_reason": EndReason.CONTRACT_BROKEN, "exit_phase": "canary", "exit_at": NOW}, 0),
+        ({"phase": "code"}, 2 * GB),
+        ({"phase": "done", "exit_reason": EndReason.HOST_LOST, "exit_phase": "code", "exit_at": NOW}, 2 * GB),
+    ],
+    ids=["it measures itself", "it refused itself", "it fetches its code", "it was lost then"],
+)
+def test_a_machine_fetches_nothing_of_its_job_before_it_has_measured_itself(
+    heard: dict[str, Any], fetched: int
+) -> None:
+    world = replace(uploading(), jobs={JOB: replace(uploading().jobs[JOB], code_bytes=2 * GB)})
+    for seq, phase in enumerate([{"phase": "canary"}, heard], start=1):
+        at = NOW + seq * MINUTE
+        told = {i: replace(r, read_at=at) for i, r in report(seq=seq, **phase).items()}
+        world = applied(world, reconcile(world, listing(instance(InstanceState.RUNNING), at=at), told, at))
+    at = NOW + 3 * MINUTE
+    alive = {the(world).id: HostStatus(attempt=the(world).id, read_at=at, liveness_check=True)}
+    world = applied(world, reconcile(world, listing(instance(InstanceState.RUNNING), at=at), alive, at))
+    assert the(world).restored_bytes == fetched
 
 
 def test_less_than_a_cent_counts_at_once_and_becomes_a_charge_with_the_next() -> None:
