@@ -147,7 +147,7 @@ LIVES: Mapping[str, Bug] = {
     ),
     "book without end what nobody can see": Bug(patch=meters_what_cannot_be_seen, rule=("spending",), shape=REVOKED),
     "forget what was ended on a full disk": Bug(
-        patch=ends_of_a_full_disk_are_forgotten, rule=("spending",), shape=AWAY_AND_FULL, seed=16
+        patch=ends_of_a_full_disk_are_forgotten, rule=("spending",), shape=AWAY_AND_FULL, seed=109
     ),
     "take the clock of a host for a right one": Bug(
         patch=dates_of_hosts_as_they_are, rule=("ambiguous_cost",), shape=CLOCKS_DIFFER, seed=62
