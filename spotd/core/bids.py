@@ -22,7 +22,7 @@ from typing import Final
 
 from spotd.core.author import order_stop
 from spotd.core.domain.attempts import Attempt, HostStatus, MachineState, is_echo, with_floor
-from spotd.core.domain.cooldowns import bids_of_host, doubled
+from spotd.core.domain.cooldowns import doubled
 from spotd.core.domain.copies import replace
 from spotd.core.domain.intents import AttemptId, Intent, IntentState, bid_intent_id
 from spotd.core.domain.jobs import Job, MachineVerdict
@@ -387,14 +387,14 @@ def _bids_beside(builder: PlanBuilder, item: Attempt) -> tuple[MicroUsdPerHour, 
     Those of machines that are being ended or are gone, too: what a host states is up to an hour old.
     """
     here = item.quote.offer
-    found: list[MicroUsdPerHour] = []
-    if here.host_id is not None:
-        for gpus, bid in bids_of_host(builder.cooldowns(), here.provider, here.host_id, builder.now):
-            found.append(MicroUsdPerHour(bid * shares(here.gpu_count) // shares(gpus)))
-    for other in builder.attempts():
+    if here.host_id is None:
+        return ()
+    found = [
+        MicroUsdPerHour(bid * shares(here.gpu_count) // shares(gpus))
+        for gpus, bid in builder.former_bids(here.provider, here.host_id)
+    ]
+    for other in builder.attempts_on(here.provider, here.host_id):
         offer = other.quote.offer
-        if here.host_id is None or (offer.provider, offer.host_id) != (here.provider, here.host_id):
-            continue
         if other.id != item.id and offer.pays_bid:
             bids = other.bidding.placed or (other.quote.price.gpu,)
             found += [MicroUsdPerHour(bid * shares(here.gpu_count) // shares(offer.gpu_count)) for bid in bids]

@@ -21,6 +21,7 @@ from spotd.core.domain.cooldowns import (
     CooldownEnd,
     CooldownScope,
     bid_subject,
+    bids_by_host,
     did_start,
     doubled,
     has_saved,
@@ -62,6 +63,7 @@ from spotd.core.working_copy import WorkingCopy, learn_from_end
 from spotd_jobs.spec.model import StallAction, WatchdogPolicy
 from spotd_providers.contract.values import (
     AttemptKey,
+    HostId,
     InstanceRef,
     MicroUsd,
     MicroUsdPerHour,
@@ -360,6 +362,13 @@ class PlanBuilder(WorkingCopy):
     def cooldowns(self) -> tuple[Cooldown, ...]:
         """Return those that were known before, and those of this plan."""
         return (*self._world.cooldowns, *self._cooldowns)
+
+    def former_bids(self, provider: ProviderName, host: HostId) -> list[tuple[int, int]]:
+        """Return our bids for machines of this host that are gone and may still be stated, with the number of GPUs."""
+        if self._former_bids is None:
+            self._former_bids = bids_by_host(self._world.cooldowns, self.now)
+        known, new = self._former_bids.get((provider, host), []), self._cooldowns
+        return known + bids_by_host(new, self.now).get((provider, host), []) if new else known
 
     def end_attempt(
         self, attempt: AttemptId, reason: EndReason, detail: str = "", *, waits_until: datetime | None = None

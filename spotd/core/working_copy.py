@@ -30,7 +30,7 @@ from spotd.core.experience import (
 )
 from spotd.core.metering import closing_words, compared_cost
 from spotd.core.starts import ANY_IMAGE, START_MAX, failure_record, is_slow, ratio_record, start_record
-from spotd_providers.contract.values import Market, ProviderName
+from spotd_providers.contract.values import HostId, Market, ProviderName
 
 _Id = TypeVar("_Id")
 _Row = TypeVar("_Row")
@@ -58,6 +58,7 @@ class WorkingCopy:
         """Each as it is now, changed or not; a copy from the first change on."""
         self._intents: dict[IntentId, Intent] = {}
         self._cooldowns: list[Cooldown] = []
+        self._former_bids: dict[tuple[ProviderName, str], list[tuple[int, int]]] | None = None
         self._learnt: dict[RecordId, Record] = {}
         self._charges: list[Charge] = []
         self._events: list[Event] = []
@@ -70,6 +71,8 @@ class WorkingCopy:
         self._shared_silence: list[str] = []
         self._undo: list[Callable[[], object]] = []
         self._in_order: list[Attempt] | None = None
+        self._by_host: dict[tuple[ProviderName, HostId], dict[AttemptId, None]] | None = None
+        """Of each host, which attempts have had a machine of it in this plan."""
         self._has_new = False
         """Whether there may be attempts that the world lacks."""
 
@@ -173,6 +176,29 @@ class WorkingCopy:
             found.sort(key=_order)
         return tuple(item for item in found if item.state is not AttemptState.ENDED)
 
+    def attempts_on(self, provider: ProviderName, host: HostId) -> list[Attempt]:
+        """Every attempt with a machine of this host that has not ended."""
+        if self._by_host is None:
+            self._by_host = {}
+            for item in self._attempts_now.values():
+                self._note_host(item)
+        items = (self._attempts_now.get(one) for one in self._by_host.get((provider, host), ()))
+        return [
+            item
+            for item in items
+            if item is not None and item.state is not AttemptState.ENDED and item.quote.offer.host_id == host
+        ]
+
+    def _note_host(self, item: Attempt) -> None:
+        if self._by_host is None:
+            return
+        try:
+            offer = item.quote.offer
+            if offer.host_id is not None:
+                self._by_host.setdefault((offer.provider, offer.host_id), {})[item.id] = None
+        except Exception:  # noqa: BLE001 - its values are what is at fault, and the other machines are judged all the same
+            return
+
     def intents(self) -> tuple[Intent, ...]:
         merged = {**self._world.intents, **self._intents} if self._intents else self._world.intents
         return tuple(merged[i] for i in sorted(merged) if merged[i].is_open)
@@ -202,6 +228,7 @@ class WorkingCopy:
             now = self._attempts_now = dict(now)
         self._put(self._attempts, identity, attempt)
         self._put(now, identity, attempt)
+        self._note_host(attempt)
 
     def put_job(self, job: Job) -> None:
         before = self._jobs.get(job.id) or self._world.jobs.get(job.id)

@@ -267,16 +267,13 @@ def bid_subject(host: str, gpus: int, bid: int) -> str:
     return f"{host} {gpus} {bid}"
 
 
-def bids_of_host(
-    cooldowns: Iterable[Cooldown], provider: ProviderName, host: str, now: datetime
-) -> list[tuple[int, int]]:
-    """Return the bids for machines of this host that are gone and may still be stated, each with its number of GPUs."""
-    found = []
+def bids_by_host(cooldowns: Iterable[Cooldown], now: datetime) -> dict[tuple[ProviderName, str], list[tuple[int, int]]]:
+    """Return by host the bids for machines that are gone and may still be stated, each with its number of GPUs."""
+    found: dict[tuple[ProviderName, str], list[tuple[int, int]]] = {}
     for one in cooldowns:
-        if one.scope is CooldownScope.BID and one.provider == provider and one.until > now:
-            of_host, gpus, bid = one.subject.rsplit(" ", 2)
-            if of_host == host:
-                found.append((int(gpus), int(bid)))
+        if one.scope is CooldownScope.BID and one.until > now:
+            host, gpus, bid = one.subject.rsplit(" ", 2)
+            found.setdefault((one.provider, host), []).append((int(gpus), int(bid)))
     return found
 
 
