@@ -12,6 +12,7 @@ import pytest
 
 from spotd_providers.local.hosts.processes import pids_with_environment
 from tests.e2e.harness import FINAL, LEAVES_AT_ONCE, Lab, assert_books_are_clean, host, lab, until
+from tests.processes import oldest_first
 
 pytestmark = pytest.mark.e2e
 NODES = 4
@@ -32,9 +33,9 @@ def members(machine: str) -> list[str]:
 
 
 def processes(found: Lab, member: str) -> list[int]:
-    """The processes of one machine, by the mark that all of them inherit."""
+    """The processes of one machine, by the mark that all of them inherit, the oldest in front."""
     mark = (found.market_folder / "machines" / "mark").read_text()
-    return sorted(pids_with_environment(f"SPOTD_LOCAL_MACHINE={mark}:{member}"))
+    return oldest_first(pids_with_environment(f"SPOTD_LOCAL_MACHINE={mark}:{member}"))
 
 
 def kill(found: Lab, *killed: str) -> None:

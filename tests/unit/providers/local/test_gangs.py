@@ -14,6 +14,7 @@ from spotd_providers.local.hosts.processes import pids_with_environment
 from spotd_providers.local.market.floor import Machine
 from spotd_providers.local.market.market import Refused
 from spotd_providers.local.settings import Refusal
+from tests.processes import oldest_first
 from tests.unit.providers.local.market_setup import HOUR, LAB, MINUTE, Bench, bench, host, steps
 from tests.unit.providers.local.waiting import until
 
@@ -28,7 +29,7 @@ def alive(found: Bench, machine: Machine) -> list[bool]:
 def kill(found: Bench, member: str) -> None:
     mark = (found.folder / "machines" / "mark").read_text()
     # The first of them notes how its script ended, and would take its death for an end of its own.
-    for pid in sorted(pids_with_environment(f"SPOTD_LOCAL_MACHINE={mark}:{member}")):
+    for pid in oldest_first(pids_with_environment(f"SPOTD_LOCAL_MACHINE={mark}:{member}")):
         os.kill(pid, signal.SIGKILL)
 
 
