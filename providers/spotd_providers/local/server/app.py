@@ -397,6 +397,7 @@ def _offer(item: Sold) -> Any:
         reliability=host.reliability,
         upload_mbps=host.upload_mbps,
         download_mbps=host.download_mbps,
+        nodes_max=host.slots,
     )
     return OFFER.dump_python(offer, mode="json")
 

@@ -127,6 +127,9 @@ def test_offers_carry_what_the_core_needs(folder: Path) -> None:
                 assert offer.host_id
                 assert (offer.market is Market.ON_DEMAND) == (offer.interruption is Interruption.NEVER)
                 assert offer.pays_bid == (offer.interruption is Interruption.SUDDEN)
+            # So many machines at once as its host has places for, so that a job of more waits with that reason.
+            most = {str(offer.host_id): offer.nodes_max for offer in page.offers}
+            assert (most["kyiv-4090"], most["us-east-1a-l4"]) == (1, 4)
             kinds = {offer.interruption for offer in page.offers}
             assert kinds == {Interruption.NEVER, Interruption.NOTICE, Interruption.SUDDEN}
             only = await d.provider.offers(OfferQuery(markets=(Market.ON_DEMAND,)))
