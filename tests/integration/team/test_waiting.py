@@ -328,10 +328,12 @@ def test_a_leader_that_is_slow_with_one_answer_is_asked_for_the_others(
     team.served.write_three_jobs()
     team.wait_for_lead(leader.lead())
     run_exchange, asked, released = forwarding.Exchange.run, threading.Event(), threading.Event()
+    answered = threading.Event()
 
     async def run_slowly(self: forwarding.Exchange, ended: Any) -> None:
         if not self.scope["path"].endswith("/why"):
             await run_exchange(self, ended)
+            answered.set()  # who asked may have read all before it is noted here
             return
         asked.set()
         await anyio.to_thread.run_sync(released.wait)
@@ -343,11 +345,13 @@ def test_a_leader_that_is_slow_with_one_answer_is_asked_for_the_others(
         warnings.simplefilter("error", DaemonNotice)
         for is_slow_alone in (True, False):
             asked.clear()
+            answered.clear()
             released.clear()
             slow = pool.submit(client.why, "prep")
             assert asked.wait(20)
             if is_slow_alone:
                 assert len(client.jobs()["jobs"]) == 3
+                assert answered.wait(20)
             released.set()
             assert isinstance(slow.exception(20), DaemonNotice)
             if is_slow_alone:
